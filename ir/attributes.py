@@ -1,0 +1,299 @@
+"""Attribute values: what may stand in an op's attributes, and their text form.
+
+Attributes are plain immutable data: None, bool, int, float, complex, str, dtypes, tuples, small
+dense arrays, references to the node's regions, and a fixed list of JAX's own records (dimension
+numbers, enums). The text form round-trips exactly; nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from tkcc.ir.errors import IRError
+from tkcc.ir.types import dtype_name, is_key_dtype, jax_dtype
+
+MAX_DENSE_ELEMENTS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionReference:
+    """Stands in an attribute for the node's region number `index` (a jaxpr parameter in JAX)."""
+
+    index: int
+    closed: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A small constant array: dtype by IR name, shape, and its bytes (little-endian, C order)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @staticmethod
+    def of(array: Any) -> Dense:
+        """From an array of at most MAX_DENSE_ELEMENTS elements; larger ones are parameters."""
+        value = np.asarray(array)
+        if value.size > MAX_DENSE_ELEMENTS:
+            raise IRError(
+                f"a constant of {value.size} elements does not fit an attribute",
+                remedy="pass large constants as parameters",
+            )
+        return Dense(dtype_name(value.dtype), value.shape, value.tobytes())
+
+    def array(self) -> np.ndarray[Any, Any]:
+        flat: np.ndarray[Any, Any] = np.frombuffer(self.data, dtype=jax_dtype(self.dtype))
+        return flat.reshape(self.shape)
+
+
+@functools.cache
+def record_classes() -> dict[str, type]:
+    """JAX's records and enums that may stand in attributes, by class name."""
+    from jax import lax
+
+    import_names = [
+        (
+            lax,
+            "GatherDimensionNumbers ScatterDimensionNumbers ConvDimensionNumbers "
+            "RaggedDotDimensionNumbers GatherScatterMode Precision RandomAlgorithm "
+            "AccuracyMode Tolerance DotAlgorithm DotAlgorithmPreset",
+        ),
+    ]
+    found: dict[str, type] = {}
+    for module, names in import_names:
+        for name in names.split():
+            if hasattr(module, name):
+                found[name] = getattr(module, name)
+    found.update(_private_records())
+    return found
+
+
+def _private_records() -> dict[str, type]:
+    """Records that JAX has no public name for; absent ones (other JAX versions) are left out."""
+    import importlib
+
+    wanted = {
+        "jax._src.lax.fft": ["FftType"],
+        "jax._src.lax.lax": ["RaggedDotDimensionNumbers", "RoundingMethod", "DotAlgorithm"],
+        "jax._src.lax.control_flow.solves": ["_LinearSolveTuple"],
+        "jax._src.lax.linalg": ["EighImplementation", "SvdAlgorithm", "EigImplementation"],
+    }
+    found: dict[str, type] = {}
+    for path, names in wanted.items():
+        module = importlib.import_module(path)
+        found.update({name: getattr(module, name) for name in names if hasattr(module, name)})
+    return found
+
+
+_PLAIN = (bool, int, float, complex, str, RegionReference, Dense)
+
+
+def freeze(value: Any, where: str = "") -> Any:
+    """`value` as an immutable attribute. Raises IRError naming what cannot be one."""
+    if isinstance(value, enum.Enum) or type(value).__name__ in record_classes():
+        return _freeze_record(value, where)
+    if isinstance(value, np.generic):
+        return freeze(value.item() if value.dtype.kind in "biufc" else Dense.of(value), where)
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if type(value).__name__ == "PRNGImpl":
+        return KeyImplementation(str(value.name))
+    if isinstance(value, (DType, KeyImplementation)):
+        return value
+    if isinstance(value, np.dtype) or _is_dtype(value):
+        return dtype_value(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(freeze(item, where) for item in value)
+    if isinstance(value, np.ndarray):
+        return Dense.of(value)
+    if isinstance(value, dict):
+        return tuple((freeze(key, where), freeze(item, where)) for key, item in value.items())
+    raise IRError(
+        f"{where or 'an attribute'} is a {type(value).__module__}.{type(value).__qualname__}, "
+        "which the IR cannot write as text",
+        remedy="use plain numbers, strings, dtypes or tuples, or tag the code as a tkcc composite",
+    )
+
+
+def _is_dtype(value: Any) -> bool:
+    if isinstance(value, type):
+        return issubclass(value, np.generic)
+    return is_key_dtype(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class DType:
+    """A dtype as an attribute, by IR name."""
+
+    name: str
+
+
+def dtype_value(value: Any) -> DType:
+    return DType(dtype_name(value))
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyImplementation:
+    """A PRNG implementation as an attribute, by JAX's name for it (`threefry2x32`, `rbg`)."""
+
+    name: str
+
+    def resolve(self) -> Any:
+        key = jax.eval_shape(lambda: jax.random.key(0, impl=self.name))
+        return key.dtype._impl
+
+
+def _freeze_record(value: Any, where: str) -> Any:
+    if type(value).__name__ not in record_classes():
+        raise IRError(
+            f"{where or 'an attribute'} is of the unknown enum {type(value).__qualname__}"
+        )
+    if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value):
+        return _frozen_dataclass(value, where)
+    if isinstance(value, tuple):  # a NamedTuple
+        return type(value)(*(freeze(item, where) for item in value))
+    return value
+
+
+def _frozen_dataclass(value: Any, where: str) -> Any:
+    if isinstance(value, enum.Enum):
+        return value
+    fields = {
+        f.name: freeze(getattr(value, f.name), where) for f in dataclasses.fields(value) if f.init
+    }
+    return type(value)(**fields)
+
+
+def thaw(value: Any) -> Any:
+    """The value as JAX expects it (dtypes as numpy dtypes, dense constants as arrays)."""
+    if isinstance(value, DType):
+        return jax_dtype(value.name)
+    if isinstance(value, KeyImplementation):
+        return value.resolve()
+    if isinstance(value, Dense):
+        return value.array()
+    if isinstance(value, tuple):
+        items = [thaw(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def format_attribute(value: Any) -> str:
+    """The text form of a frozen attribute value."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, (int, float, complex)):
+        return format_number(value)
+    if isinstance(value, DType):
+        return value.name
+    if isinstance(value, RegionReference):
+        return f"@{value.index}" + ("" if value.closed else ":open")
+    if isinstance(value, Dense):
+        return format_dense(value)
+    if hasattr(value, "_fields"):
+        return _format_fields(value, value._fields)
+    if isinstance(value, tuple):
+        inner = ", ".join(map(format_attribute, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, KeyImplementation) or type(value).__name__ in record_classes():
+        return _format_fields(value, [f.name for f in dataclasses.fields(value) if f.init])
+    raise IRError(f"attribute value {value!r} has no text form", remedy="report the op's name")
+
+
+def _format_fields(value: Any, names: Any) -> str:
+    fields = ", ".join(f"{name}={format_attribute(getattr(value, name))}" for name in names)
+    return f"{type(value).__name__}({fields})"
+
+
+def quote(text: str) -> str:
+    """A string literal with \\, \", newline and other control characters escaped."""
+    out = []
+    for character in text:
+        if character in '"\\':
+            out.append("\\" + character)
+        elif character == "\n":
+            out.append("\\n")
+        elif not character.isprintable():
+            out.append(f"\\u{ord(character):06x}")
+        else:
+            out.append(character)
+    return '"' + "".join(out) + '"'
+
+
+def format_number(value: complex) -> str:
+    """Shortest text that reads back as the same number; floats always hold '.', 'e', inf or nan."""
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else repr(value)
+    return f"complex({format_number(value.real)}, {format_number(value.imag)})"
+
+
+def format_dense(value: Dense) -> str:
+    """`f32[2](1.0, 2.0)`; a float whose bits are a special NaN is written as its hex bytes."""
+    head = f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    array = value.array().reshape(-1)
+    texts = [_format_element(item) for item in array]
+    if _dense_from_texts(value.dtype, value.shape, texts).data == value.data:
+        return f"{head}({', '.join(texts)})"
+    return f"{head}(hex {quote(value.data.hex())})"
+
+
+def _format_element(item: Any) -> str:
+    if isinstance(item, np.bool_):
+        return "true" if item else "false"
+    if isinstance(item, np.complexfloating):
+        return format_number(complex(item))
+    if np.issubdtype(item.dtype, np.integer) or str(item.dtype) in (
+        "int4",
+        "uint4",
+        "int2",
+        "uint2",
+    ):
+        return str(int(item))
+    return repr(float(item)) if not np.isnan(item) else "nan"
+
+
+def _dense_from_texts(dtype: str, shape: tuple[int, ...], texts: list[str]) -> Dense:
+    return dense_from_numbers(dtype, shape, [number(text) for text in texts])
+
+
+def number(text: str) -> Any:
+    """Read one number, true or false. Raises ValueError."""
+    if text in ("true", "false"):
+        return text == "true"
+    if text.startswith("complex("):
+        real, imaginary = text[len("complex(") : -1].split(",")
+        return complex(float(real), float(imaginary))
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def dense_from_numbers(dtype: str, shape: tuple[int, ...], numbers: list[Any]) -> Dense:
+    """A dense constant from its elements in C order. Raises IRError on a wrong count."""
+    if len(numbers) != math.prod(shape):
+        raise IRError(
+            f"{dtype}[{','.join(map(str, shape))}] needs {math.prod(shape)} elements, got "
+            f"{len(numbers)}",
+            remedy="write one number per element",
+        )
+    array = np.empty(len(numbers), dtype=jax_dtype(dtype))
+    for position, item in enumerate(numbers):
+        array[position] = item
+    return Dense(dtype, shape, array.tobytes())

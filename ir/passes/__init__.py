@@ -1,0 +1,1 @@
+"""Passes: functions from module to module (or function to function)."""

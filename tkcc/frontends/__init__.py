@@ -1,0 +1,1 @@
+"""From other people's programs to the IR: JAX functions, Flax modules."""
