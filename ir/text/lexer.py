@@ -27,6 +27,7 @@ _TOKEN = re.compile(
       |(?P<number>-?(?:inf\b|nan\b|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?))
       |(?P<variable>\$[A-Za-z_][A-Za-z0-9_]*)
       |(?P<name>[A-Za-z_][A-Za-z0-9_.]*(?:-[A-Za-z0-9_.]+)*(?:<[a-z]+>)?)
+      |(?P<dots>\.\.\.)
       |(?P<arrow>->)
       |(?P<symbol>[-+*/(){}\[\],:=@])
     """,

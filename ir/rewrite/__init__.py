@@ -1,0 +1,1 @@
+"""Rewriting: rules as data, a matcher with a bounded cost, and the driver that applies rules."""

@@ -1,0 +1,190 @@
+"""Match a pattern at an anchor node, with a bounded number of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tkcc.ir.attributes import DType, freeze
+from tkcc.ir.errors import RuleError
+from tkcc.ir.graph import Node, Value
+from tkcc.ir.op import lookup
+from tkcc.ir.rewrite.conditions import holds
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.expression import Expression, evaluate_expression
+from tkcc.ir.rewrite.pattern import Pattern, PatternNode, TypePattern
+from tkcc.ir.types import TensorType
+
+# A pattern of n nodes needs about n steps where it matches; far more means that it enumerates
+# the readers of a widely read value again and again.
+MAX_STEPS = 5_000
+
+
+@dataclasses.dataclass
+class Match:
+    """What a pattern's names stand for: values, and symbols and `$variables`."""
+
+    values: dict[str, Value]
+    bindings: dict[str, Any]
+    nodes: tuple[Node, ...]
+
+
+class _Search:
+    def __init__(self, pattern: Pattern, editor: Editor, options: Mapping[str, Any]) -> None:
+        self.pattern, self.editor = pattern, editor
+        self.given = dict(pattern.given)
+        self.options = options
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise RuleError(
+                f"rule {self.pattern.name} needs more than {MAX_STEPS} steps to match one node",
+                remedy="tie its lines together by values that few nodes read",
+            )
+
+    def run(self, anchor: Node) -> Iterator[Match]:
+        start = Match({}, dict(self.options), ())
+        todo = [i for i in range(len(self.pattern.match)) if i != self.pattern.anchor]
+        for match in self.bind(self.pattern.match[self.pattern.anchor], anchor, start):
+            yield from self.extend(match, todo)
+
+    def extend(self, match: Match, todo: list[int]) -> Iterator[Match]:
+        if not todo:
+            if all(
+                holds(c, self.editor, match.values, match.bindings) for c in self.pattern.conditions
+            ):
+                yield match
+            return
+        index, candidates = self.next_node(match, todo)
+        rest = [i for i in todo if i != index]
+        for node in candidates:
+            self.step()
+            if any(node is used for used in match.nodes):
+                continue
+            for extended in self.bind(self.pattern.match[index], node, match):
+                yield from self.extend(extended, rest)
+
+    def next_node(self, match: Match, todo: list[int]) -> tuple[int, list[Node]]:
+        """The next pattern node and the graph nodes it may be: a definition if one is known."""
+        for index in todo:
+            for name in self.pattern.match[index].results:
+                if name in match.values:
+                    node = self.editor.node_of(match.values[name])
+                    return index, [node] if node is not None else []
+        best: tuple[int, list[Node]] | None = None
+        for index in todo:
+            line = self.pattern.match[index]
+            for name in (*line.operands, *(value for _, value in line.optional)):
+                if name in match.values:
+                    users = self.editor.users(match.values[name])
+                    found = [node for node in users if node.op == line.op]
+                    if best is None or len(found) < len(best[1]):
+                        best = (index, found)
+        assert best is not None, "patterns are connected"
+        return best
+
+    def bind(self, line: PatternNode, node: Node, match: Match) -> Iterator[Match]:
+        """The ways in which `line` can be `node`, given what is bound."""
+        self.step()
+        if node.op != line.op or len(node.results) != len(line.results):
+            return
+        if set(node.keys) != {key for key, _ in line.optional}:
+            return
+        bindings = self.bind_attributes(line, node, match.bindings)
+        if bindings is None:
+            return
+        for order in self.orders(line, node):
+            values = dict(match.values)
+            pairs = [
+                *zip(line.operands, order, strict=True),
+                *zip(line.results, node.results, strict=True),
+            ]
+            pairs += [(name, node.optional(key)) for key, name in line.optional]
+            bound = self.bind_values(pairs, values, dict(bindings))
+            if bound is not None:
+                yield Match(values, bound, (*match.nodes, node))
+
+    def orders(self, line: PatternNode, node: Node) -> list[tuple[Value, ...]]:
+        positional = node.positional
+        if len(positional) != len(line.operands):
+            return []
+        if lookup(node.op).commutative and len(positional) == 2:
+            return [positional, positional[::-1]]
+        return [positional]
+
+    def bind_values(
+        self, pairs: list[tuple[str, Any]], values: dict[str, Value], bindings: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        for name, value in pairs:
+            if name in values:
+                if values[name] is not value:
+                    return None
+                continue
+            values[name] = value
+            wanted = self.given.get(name)
+            if wanted is not None and not bind_type(wanted, value.type, bindings):
+                return None
+        return bindings
+
+    def bind_attributes(
+        self, line: PatternNode, node: Node, bindings: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        bindings = dict(bindings)
+        mentioned = dict(line.attributes)
+        defaults = lookup(node.op).attributes
+        for key, value in node.attributes:
+            wanted = mentioned.pop(key, None)
+            if wanted is None:
+                if not line.any_attributes and not _is_default(defaults, key, value):
+                    return None
+            elif not _bind_expression(wanted, value, bindings):
+                return None
+        return bindings if not mentioned else None
+
+
+def _is_default(defaults: Mapping[str, Any], key: str, value: Any) -> bool:
+    return key in defaults and _same(freeze(defaults[key]), value)
+
+
+def _same(left: Any, right: Any) -> bool:
+    return type(left) is type(right) and bool(left == right)
+
+
+def _bind_expression(wanted: Expression, value: Any, bindings: dict[str, Any]) -> bool:
+    if wanted.kind in ("variable", "symbol"):
+        name = wanted.parts[0]
+        return _same(bindings.setdefault(name, value), value)
+    try:
+        return _same(evaluate_expression(wanted, bindings, {}), value)
+    except RuleError:
+        return False  # it reads a name that is bound later: not this way round
+
+
+def bind_type(wanted: TypePattern, type_: TensorType, bindings: dict[str, Any]) -> bool:
+    """Bind the symbols of `wanted` so that it is `type_`; False if it cannot be."""
+    if wanted.dtype[0].isupper():
+        if bindings.setdefault(wanted.dtype, DType(type_.dtype)) != DType(type_.dtype):
+            return False
+    elif wanted.dtype != type_.dtype:
+        return False
+    count = len(wanted.sizes)
+    if type_.rank < count or (type_.rank > count and not wanted.lead):
+        return False
+    lead = type_.shape[: type_.rank - count]
+    if wanted.lead and bindings.setdefault(wanted.lead, lead) != lead:
+        return False
+    for size, actual in zip(wanted.sizes, type_.shape[type_.rank - count :], strict=True):
+        known = size if isinstance(size, int) else bindings.setdefault(size, actual)
+        if known != actual:
+            return False
+    return True
+
+
+def find_matches(
+    pattern: Pattern, editor: Editor, anchor: Node, options: Mapping[str, Any] | None = None
+) -> Iterator[Match]:
+    """Matches of the pattern whose anchor is `anchor`. Raises RuleError past MAX_STEPS steps."""
+    return _Search(pattern, editor, options or {}).run(anchor)

@@ -1,0 +1,1 @@
+"""The built-in rules: `.rules` files hold data rules, the modules here hold Python rules."""
