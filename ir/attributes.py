@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import inspect
 import math
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 
 from tkcc.ir.errors import IRError
-from tkcc.ir.types import dtype_name, is_key_dtype, jax_dtype
+from tkcc.ir.types import TensorType, dtype_name, is_key_dtype, jax_dtype
 
 MAX_DENSE_ELEMENTS = 64
 
@@ -38,15 +39,23 @@ class Dense:
     shape: tuple[int, ...]
     data: bytes
 
+    def __post_init__(self) -> None:
+        type_ = TensorType(self.dtype, self.shape)
+        if is_key_dtype(self.dtype):
+            raise IRError(f"a constant cannot hold {type_}", remedy="pass keys as parameters")
+        if type_.size > MAX_DENSE_ELEMENTS:
+            raise IRError(
+                f"a constant of {type_.size} elements does not fit an attribute",
+                remedy="pass large constants as parameters",
+            )
+        wanted = type_.size * int(jax_dtype(self.dtype).itemsize)
+        if len(self.data) != wanted:
+            raise IRError(f"{type_} has {wanted} bytes, got {len(self.data)}")
+
     @staticmethod
     def of(array: Any) -> Dense:
         """From an array of at most MAX_DENSE_ELEMENTS elements; larger ones are parameters."""
         value = np.asarray(array)
-        if value.size > MAX_DENSE_ELEMENTS:
-            raise IRError(
-                f"a constant of {value.size} elements does not fit an attribute",
-                remedy="pass large constants as parameters",
-            )
         return Dense(dtype_name(value.dtype), value.shape, value.tobytes())
 
     def array(self) -> np.ndarray[Any, Any]:
@@ -98,10 +107,17 @@ _PLAIN = (bool, int, float, complex, str, RegionReference, Dense)
 
 def freeze(value: Any, where: str = "") -> Any:
     """`value` as an immutable attribute. Raises IRError naming what cannot be one."""
-    if isinstance(value, enum.Enum) or type(value).__name__ in record_classes():
-        return _freeze_record(value, where)
+    if isinstance(value, enum.Enum):
+        return _freeze_enum(value, where)
+    if _is_record(value):
+        names = _field_names(type(value))
+        return type(value)(**{name: freeze(getattr(value, name), where) for name in names})
+    if isinstance(value, np.str_):
+        return str(value)
     if isinstance(value, np.generic):
-        return freeze(value.item() if value.dtype.kind in "biufc" else Dense.of(value), where)
+        wider_than_python = isinstance(value, (np.longdouble, np.clongdouble))
+        is_plain = value.dtype.kind in "biufc" and not wider_than_python
+        return value.item() if is_plain else Dense.of(value)
     if value is None or isinstance(value, _PLAIN):
         return value
     if type(value).__name__ == "PRNGImpl":
@@ -125,7 +141,8 @@ def freeze(value: Any, where: str = "") -> Any:
 
 def _is_dtype(value: Any) -> bool:
     if isinstance(value, type):
-        return issubclass(value, np.generic)
+        is_jax_scalar = isinstance(getattr(value, "dtype", None), np.dtype)  # jnp.float32
+        return issubclass(value, np.generic) or is_jax_scalar
     return is_key_dtype(value)
 
 
@@ -151,25 +168,23 @@ class KeyImplementation:
         return key.dtype._impl
 
 
-def _freeze_record(value: Any, where: str) -> Any:
-    if type(value).__name__ not in record_classes():
+def _freeze_enum(value: enum.Enum, where: str) -> enum.Enum:
+    if not _is_record(value):
         raise IRError(
-            f"{where or 'an attribute'} is of the unknown enum {type(value).__qualname__}"
+            f"{where or 'an attribute'} is of the unknown enum {type(value).__qualname__}",
+            remedy=f"use a string, or one of {sorted(record_classes())}",
         )
-    if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value):
-        return _frozen_dataclass(value, where)
-    if isinstance(value, tuple):  # a NamedTuple
-        return type(value)(*(freeze(item, where) for item in value))
     return value
 
 
-def _frozen_dataclass(value: Any, where: str) -> Any:
-    if isinstance(value, enum.Enum):
-        return value
-    fields = {
-        f.name: freeze(getattr(value, f.name), where) for f in dataclasses.fields(value) if f.init
-    }
-    return type(value)(**fields)
+def _is_record(value: Any) -> bool:
+    return record_classes().get(type(value).__name__) is type(value)
+
+
+@functools.cache
+def _field_names(record: type) -> tuple[str, ...]:
+    """The fields of a NamedTuple, dataclass or plain class: its constructor's arguments."""
+    return tuple(inspect.signature(record).parameters)
 
 
 def thaw(value: Any) -> Any:
@@ -204,17 +219,15 @@ def format_attribute(value: Any) -> str:
         return f"@{value.index}" + ("" if value.closed else ":open")
     if isinstance(value, Dense):
         return format_dense(value)
-    if hasattr(value, "_fields"):
-        return _format_fields(value, value._fields)
+    if isinstance(value, KeyImplementation) or _is_record(value):
+        return _format_fields(value, _field_names(type(value)))
     if isinstance(value, tuple):
         inner = ", ".join(map(format_attribute, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if isinstance(value, KeyImplementation) or type(value).__name__ in record_classes():
-        return _format_fields(value, [f.name for f in dataclasses.fields(value) if f.init])
     raise IRError(f"attribute value {value!r} has no text form", remedy="report the op's name")
 
 
-def _format_fields(value: Any, names: Any) -> str:
+def _format_fields(value: Any, names: tuple[str, ...]) -> str:
     fields = ", ".join(f"{name}={format_attribute(getattr(value, name))}" for name in names)
     return f"{type(value).__name__}({fields})"
 
@@ -279,10 +292,7 @@ def number(text: str) -> Any:
     if text.startswith("complex("):
         real, imaginary = text[len("complex(") : -1].split(",")
         return complex(float(real), float(imaginary))
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def dense_from_numbers(dtype: str, shape: tuple[int, ...], numbers: list[Any]) -> Dense:
@@ -293,7 +303,22 @@ def dense_from_numbers(dtype: str, shape: tuple[int, ...], numbers: list[Any]) -
             f"{len(numbers)}",
             remedy="write one number per element",
         )
+    if is_key_dtype(dtype):
+        raise IRError(f"a constant cannot hold {dtype}", remedy="pass keys as parameters")
     array = np.empty(len(numbers), dtype=jax_dtype(dtype))
     for position, item in enumerate(numbers):
-        array[position] = item
+        _put(array, position, item, dtype)
     return Dense(dtype, shape, array.tobytes())
+
+
+_ELEMENT_KINDS: dict[str, Any] = {"bool": bool, "i": int, "u": int, "c": (int, float, complex)}
+
+
+def _put(array: np.ndarray[Any, Any], position: int, item: Any, dtype: str) -> None:
+    """Store one element. Raises IRError for another kind of number or an integer out of range."""
+    kinds = _ELEMENT_KINDS.get(dtype if dtype == "bool" else dtype[0], (int, float))
+    fits = isinstance(item, kinds) and isinstance(item, bool) == (dtype == "bool")
+    if fits:
+        array[position] = item if dtype[0] in "bciu" and dtype != "bf16" else float(item)
+    if not fits or (dtype[0] in "iu" and int(array[position]) != item):
+        raise IRError(f"{item!r} is no element of a constant of {dtype}")

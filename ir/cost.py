@@ -63,6 +63,8 @@ _PARTIAL_READS = {
     "lax.dynamic_slice": lambda node: 2 * node.results[0].type.bytes,
     "lax.slice": lambda node: 2 * node.results[0].type.bytes,
     "update_cache": _piece_written,
+    "update_stacked_cache": _piece_written,
+    "take_row": lambda node: 2 * node.results[0].type.bytes,
     "lax.dynamic_update_slice": _piece_written,
 }
 

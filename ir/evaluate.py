@@ -12,6 +12,7 @@ from tkcc.ir.errors import IRError
 from tkcc.ir.graph import Function, Node, Value
 from tkcc.ir.lax_op import LaxOp
 from tkcc.ir.op import as_tuple, lookup
+from tkcc.ir.types import type_of
 
 # Called for each node with its operands; returns the results, or None to let the op do it itself.
 Override = Callable[[Node, Sequence[Any]], Sequence[Any] | None]
@@ -58,16 +59,25 @@ def _callable(region: Function, override: Override | None) -> Callable[..., tupl
 
 
 def check_inputs(function: Function, inputs: Sequence[Any]) -> None:
-    """Raise IRError unless there is one input of the right shape per function input."""
+    """Raise IRError unless there is one input of the right shape and dtype per function input.
+
+    A numpy array counts as the JAX array it becomes (float64 as float32 without 64-bit types).
+    """
     if len(inputs) != len(function.inputs):
         raise IRError(
             f"the function takes {len(function.inputs)} inputs, got {len(inputs)}",
             remedy=f"pass {[value.name for value in function.inputs]}",
         )
     for value, given in zip(function.inputs, inputs, strict=True):
-        shape = tuple(getattr(given, "shape", ()))
-        if shape != value.type.shape:
+        got = type_of(jax.typeof(given))
+        if (got.dtype, got.shape) != (value.type.dtype, value.type.shape):
             raise IRError(
-                f"input {value.name or '?'} is {value.type}, got shape {shape}",
-                remedy="pass an array of the lowered shape, or lower the model again",
+                f"input {value.name or '?'} is {value.type}, got {got}",
+                remedy="pass an array of the lowered type, or lower the model again"
+                + _64_bit_advice(value),
             )
+
+
+def _64_bit_advice(value: Value) -> str:
+    wide = value.type.dtype in ("i64", "u64", "f64", "c128")
+    return "; 64-bit types need jax.enable_x64(True)" if wide else ""

@@ -122,38 +122,22 @@ def lax_factors(node: Node) -> Factors | None:
     if rule is not None:
         return rule(node)  # type: ignore[no-any-return]
     shapes = {value.type.shape for value in (*node.operands, *node.results) if value.type.shape}
-    if len(shapes) <= 1 and not node.regions and name not in _NOT_ELEMENTWISE:
+    if name in _ELEMENTWISE and len(shapes) <= 1:
         return elementwise([v.type.rank for v in node.operands], len(node.results))
     return None
 
 
-_NOT_ELEMENTWISE = {
-    "sort",
-    "rev",
-    "iota",
-    "random_bits",
-    "random_split",
-    "random_fold_in",
-    "rng_bit_generator",
-    "fft",
-    "lu",
-    "cholesky",
-    "qr",
-    "eigh",
-    "svd",
-    "cumsum",
-    "cumprod",
-    "cummax",
-    "cummin",
-    "cumlogsumexp",
-    "gather",
-    "scatter",
-    "dynamic_update_slice",
-    "reshape",
-    "pad",
-    "approx_top_k",
-    "top_k",
-}
+# Result element i depends on element i of each operand alone, where all have one shape.
+_ELEMENTWISE_NAMES = """
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh
+digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac
+imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul mulhi name ne
+neg nextafter not optimization_barrier or polygamma population_count pow real reduce_precision
+regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
+shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
+"""
+_ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
 
 
 def _names(rank: int) -> list[str]:
@@ -196,8 +180,9 @@ def _reduce(node: Node) -> Factors:
     if node.op in ("lax.argmax", "lax.argmin", "lax.reduce"):
         operand = [n + WHOLE if i in dropped else n for i, n in enumerate(operand)]
     out = tuple(n for i, n in enumerate(operand) if i not in dropped)
-    extra = [()] * (len(node.operands) - 1)
-    return Factors((tuple(operand), *extra), (out,) * len(node.results))
+    initial = len(node.results) if node.op == "lax.reduce" else 0  # scalars, after the operands
+    arrays = (tuple(operand),) * (len(node.operands) - initial)
+    return Factors((*arrays, *((),) * initial), (out,) * len(node.results))
 
 
 def _has(node: Node, name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -33,6 +33,7 @@ class LaxOp(Op):
     """The op of one JAX primitive. Attributes are the primitive's parameters, all required."""
 
     variadic: ClassVar[bool] = True
+    regions: ClassVar[None] = None
 
     def __init__(self, primitive: Any) -> None:
         self.primitive = primitive
@@ -52,7 +53,17 @@ class LaxOp(Op):
         parameters = self._parameters(attributes, regions)
         structs = [type_.struct() for type_ in types]
         missing = [k for k, v in parameters.items() if isinstance(v, RegionReference)]
-        require(not missing, f"attribute {missing} refers to a region that is not there")
+        require(
+            not missing,
+            f"attribute {missing} refers to a region that is not there",
+            "regions are numbered from 0",
+        )
+        read = {reference.index for reference in _references(tuple(attributes.values()))}
+        require(
+            read == set(range(len(regions))),
+            f"has {len(regions)} regions, but its attributes refer to {sorted(read)}",
+            "refer to every region",
+        )
         try:
             avals = [jax.core.ShapedArray(s.shape, s.dtype) for s in structs]
             out = self.primitive.abstract_eval(*avals, **parameters)[0]
@@ -91,6 +102,14 @@ def _closed_jaxpr(region: Function) -> Any:
     return jax.make_jaxpr(lambda *xs: evaluate(region, xs))(*structs)
 
 
+def _references(value: Any) -> Iterator[RegionReference]:
+    if isinstance(value, RegionReference):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _references(item)
+
+
 def _with_jaxprs(value: Any, jaxprs: Sequence[Any]) -> Any:
     if isinstance(value, RegionReference) and value.index < len(jaxprs):
         closed = jaxprs[value.index]
@@ -127,7 +146,6 @@ def primitive_names() -> list[str]:
     return sorted(_primitives())
 
 
-@functools.cache
 def lax_op(name: str) -> LaxOp | None:
     """The op for `lax.<primitive>`, or None if this JAX has no such primitive."""
     primitive = _primitives().get(name.removeprefix("lax."))

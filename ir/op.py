@@ -7,7 +7,9 @@ evaluator calls it, and every backend is compared with it.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import jax
@@ -48,7 +50,7 @@ class Op:
 
     `operands` are the required operand names; with `variadic` the last one repeats (one or more
     times). `optional` operands are given by keyword. `attributes` maps names to defaults
-    (REQUIRED if there is none). `regions` names the regions an op needs.
+    (REQUIRED if there is none). `regions` names the regions an op needs; None means any number.
     """
 
     name: ClassVar[str] = ""
@@ -56,7 +58,7 @@ class Op:
     variadic: ClassVar[bool] = False
     optional: ClassVar[tuple[str, ...]] = ()
     attributes: ClassVar[dict[str, Any]] = {}
-    regions: ClassVar[tuple[str, ...]] = ()
+    regions: ClassVar[tuple[str, ...] | None] = ()
     commutative: ClassVar[bool] = False
 
     def reference(self, *operands: Any, **attributes: Any) -> Any:
@@ -174,12 +176,13 @@ def build(
 ) -> Node:
     """Make a node; its result types are inferred here, so an ill-typed node cannot exist.
 
-    `optional` operands that are None are left out. `results`, if given, are the values that the
-    node defines (their types must equal the inferred ones). Raises IRError with the line of IR,
-    the model path and the remedy.
+    `optional` operands that are None are left out; the others stand in the order of the op's
+    definition. `results`, if given, are the values that the node defines (their types must equal
+    the inferred ones). Raises IRError with the line of IR, the model path and the remedy.
     """
     definition = lookup(op)
-    present = {key: value for key, value in (optional or {}).items() if value is not None}
+    given = {key: value for key, value in (optional or {}).items() if value is not None}
+    present = {key: given[key] for key in _in_order(definition, given)}
     everything = (*operands, *present.values())
     try:
         frozen = _freeze_attributes(definition, attributes or {})
@@ -194,6 +197,11 @@ def build(
     return Node(op, everything, values, frozen, tuple(regions), tuple(present), source)
 
 
+def _in_order(definition: Op, given: Attributes) -> list[str]:
+    known = [key for key in definition.optional if key in given]
+    return known + [key for key in given if key not in known]
+
+
 def _freeze_attributes(definition: Op, attributes: Attributes) -> tuple[tuple[str, Any], ...]:
     full = definition.complete(attributes)
     return tuple((key, freeze(full[key], f"{definition.name}.{key}")) for key in sorted(full))
@@ -202,18 +210,26 @@ def _freeze_attributes(definition: Op, attributes: Attributes) -> tuple[tuple[st
 def _check_arity(definition: Op, count: int, present: Attributes, regions: int) -> None:
     wanted = len(definition.operands)
     if definition.variadic:
-        require(count >= wanted, f"takes at least {wanted} operands, got {count}")
+        require(count >= wanted, f"takes at least {wanted} operands, got {count}", "add operands")
     else:
         require(
             count == wanted,
             f"takes {wanted} operands ({', '.join(definition.operands)}), got {count}",
             "add or remove operands",
         )
+    _check_regions(definition, regions)
     unknown = [key for key in present if key not in definition.optional]
     require(not unknown, f"no optional operand {unknown}", f"it has {list(definition.optional)}")
-    if definition.regions:
+
+
+def _check_regions(definition: Op, count: int) -> None:
+    if definition.regions is not None:
         names = ", ".join(definition.regions)
-        require(regions == len(definition.regions), f"needs the regions ({names}), got {regions}")
+        require(
+            count == len(definition.regions),
+            f"takes {len(definition.regions)} regions ({names}), got {count}",
+            "add or remove regions",
+        )
 
 
 def _check_results(out: Sequence[TensorType], results: Sequence[Value] | None) -> None:
@@ -231,6 +247,16 @@ def _types(types: Sequence[TensorType]) -> str:
     return ", ".join(map(str, types)) or "nothing"
 
 
+# What checks, references and JAX's own rules raise for operands and attributes that do not fit.
+_UNFIT = (
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+)
 _INFERRED: dict[Any, tuple[TensorType, ...]] = {}
 _MAX_INFERRED = 100_000
 
@@ -245,7 +271,8 @@ def _infer(
     if regions:
         return _infer_uncached(definition, types, keys, frozen, regions)
     # By text, because 1 == True == 1.0 would share a cache entry.
-    key = (definition.name, types, keys, tuple(map(_attribute_text, frozen)))
+    texts = tuple(map(_attribute_text, frozen))
+    key = (definition.name, types, keys, texts, _has_64_bit_types())
     if key not in _INFERRED:
         if len(_INFERRED) >= _MAX_INFERRED:
             _INFERRED.clear()
@@ -264,17 +291,33 @@ def _infer_uncached(
     frozen: tuple[tuple[str, Any], ...],
     regions: tuple[Function, ...],
 ) -> tuple[TensorType, ...]:
-    attributes = {key: thaw(value) for key, value in frozen}
-    definition.check(types, attributes)
     try:
-        return definition.infer(types, keys, attributes, regions)
-    except (TypeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
+        attributes = {key: thaw(value) for key, value in frozen}
+        definition.check(types, attributes)
+        with allow_64_bits(types, frozen):
+            return definition.infer(types, keys, attributes, regions)
+    except _UNFIT as error:
         raise Mismatch(
             f"operands {_types(types)} do not fit: {_first_line(error)}",
             "mend shapes, dtypes or attributes",
         ) from error
     except TkccError as error:
         raise Mismatch(error.what, error.remedy) from error
+
+
+_64_BITS = re.compile(r"\b(?:[iuf]64|c128)\b")
+
+
+def allow_64_bits(
+    types: Sequence[TensorType], frozen: tuple[tuple[str, Any], ...]
+) -> AbstractContextManager[Any]:
+    """A context in which JAX keeps the 64-bit types that are written, whatever its setting."""
+    texts = (*map(str, types), *map(_attribute_text, frozen))
+    return jax.enable_x64(_has_64_bit_types() or any(map(_64_BITS.search, texts)))
+
+
+def _has_64_bit_types() -> bool:
+    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
 
 
 def _first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from typing import Any
 
 import jax
@@ -39,6 +40,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _BITS = {"bool": 8, "i2": 2, "u2": 2, "i4": 4, "u4": 4, "f4e2m1fn": 4}
 
+_AXIS_NAME = re.compile(r"(?!(?:inf|nan)\Z)[A-Za-z_][A-Za-z0-9_]*")
+
 # A mesh axis name, several of them, or None for an unsplit dimension.
 AxisSplit = str | tuple[str, ...] | None
 
@@ -61,7 +64,10 @@ def dtype_name(dtype: Any) -> str:
     """
     if is_key_dtype(dtype):
         return str(dtype)
-    name = _NAMES.get(np.dtype(dtype))
+    try:
+        name = _NAMES.get(np.dtype(dtype))
+    except TypeError:
+        name = None
     if name is None:
         raise IRError(f"dtype {dtype} has no name in the IR", remedy=f"use one of {dtype_names()}")
     return name
@@ -92,7 +98,7 @@ class TensorType:
     """The type of a value: `dtype` by IR name, static `shape`, and how each dimension is split.
 
     `sharding` has one entry per dimension (a mesh axis, a tuple of axes, or None); an empty tuple
-    means that the value is not split at all.
+    means that the value is not split at all. A tuple of one axis is kept as that axis.
     """
 
     dtype: str
@@ -106,6 +112,7 @@ class TensorType:
                 f"{len(self.shape)} dimensions",
                 remedy="give one mesh axis or None per dimension",
             )
+        object.__setattr__(self, "sharding", tuple(map(_checked_axis, self.sharding)))
         if any(size < 0 for size in self.shape):
             raise IRError(f"shape {self.shape} has a negative dimension", remedy="sizes are >= 0")
 
@@ -147,6 +154,17 @@ class TensorType:
     def struct(self) -> jax.ShapeDtypeStruct:
         """As JAX's shape-and-dtype record (without sharding)."""
         return jax.ShapeDtypeStruct(self.shape, jax_dtype(self.dtype))
+
+
+def _checked_axis(axis: AxisSplit) -> AxisSplit:
+    """The split with one form per meaning. Raises IRError for a name that has no text form."""
+    names = () if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
+    for name in names:
+        if not _AXIS_NAME.fullmatch(name):
+            raise IRError(f"mesh axis {name!r} is no plain name", remedy="use letters, _ and 0-9")
+    if len(names) < 2:
+        return names[0] if names else None
+    return names
 
 
 def _split_text(axis: AxisSplit) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tkcc.ir.factors import WHOLE, Factors
-from tkcc.ir.graph import Node
+from tkcc.ir.graph import Function, Node
 from tkcc.ir.op import REQUIRED, Attributes, Op, register, require
 from tkcc.ir.types import TensorType
 
@@ -31,8 +31,8 @@ def cache_dims(type_: TensorType, layout: str) -> tuple[int, int, int, int]:
 class UpdateCache(Op):
     """Write `new` [b, t, h, d] into `cache` at position `start` [b] of each row.
 
-    cache is [b, s, h, d] (or [b, h, s, d]); positions past its end are moved back so that all t
-    fit, as lax.dynamic_update_slice does. `new` is converted to the cache's dtype.
+    cache is [b, s, h, d] (or [b, h, s, d]); a start outside 0 .. s - t is moved inside, so that
+    all t fit. `new` is converted to the cache's dtype.
     """
 
     name = "update_cache"
@@ -42,11 +42,16 @@ class UpdateCache(Op):
     def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
         cache, new, start = types
         _require_layout(attributes["layout"])
-        require(cache.rank == 4 and new.rank == 4, f"cache {cache} and new {new} need rank 4")
+        require(
+            cache.rank == 4 and new.rank == 4,
+            f"cache {cache} and new {new} need rank 4",
+            "split into heads",
+        )
         b, s, h, d = cache_dims(cache, attributes["layout"])
         fits = (new.shape[0], new.shape[2], new.shape[3]) == (b, h, d) and new.shape[1] <= s
         require(fits, f"new is {new}, but the cache is {cache}", "new is [b, t, h, d] with t <= s")
-        require(start.shape == (b,) and start.dtype[0] == "i", f"start is {start}, not i32[{b}]")
+        fits = start.shape == (b,) and start.dtype[0] == "i"
+        require(fits, f"start is {start}, not i32[{b}]", "one position per row")
 
     def reference(self, *operands: Any, **attributes: Any) -> Any:
         cache, new, start = operands
@@ -59,7 +64,7 @@ class UpdateCache(Op):
             at = (
                 (position, zero, zero) if attributes["layout"] == "bshd" else (zero, position, zero)
             )
-            return lax.dynamic_update_slice(row, piece, at)
+            return lax.dynamic_update_slice(row, piece, at, allow_negative_indices=False)
 
         if cache.shape[0] == 1:
             return write(cache[0], new[0], start[0])[None]
@@ -74,14 +79,56 @@ class UpdateCache(Op):
         return 0
 
 
+@register
+class UpdateStackedCache(Op):
+    """update_cache on row `index` (an i32 scalar, clamped) of stacked caches [l, b, s, h, d].
+
+    Only the new piece is written, so a donated stack changes in place.
+    """
+
+    name = "update_stacked_cache"
+    operands = ("cache", "new", "start", "index")
+    attributes: ClassVar[dict[str, Any]] = {"layout": "bshd"}
+
+    def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
+        cache, new, start, index = types
+        require(cache.rank == 5, f"cache is {cache}, not [l, b, s, h, d]", "stack the caches")
+        UpdateCache().check([cache.with_shape(cache.shape[1:]), new, start], attributes)
+        require(index == TensorType("i32", ()), f"index is {index}, not i32[]", "convert it")
+
+    def reference(self, *operands: Any, **attributes: Any) -> Any:
+        cache, new, start, index = operands
+        new = new.astype(cache.dtype)
+        if attributes["layout"] == "bhsd":
+            new = jnp.swapaxes(new, 1, 2)
+        zero = jnp.zeros((), start.dtype)
+        for row in range(new.shape[0]):
+            at = (start[row], zero) if attributes["layout"] == "bshd" else (zero, start[row])
+            where = (index.astype(start.dtype), jnp.full((), row, start.dtype), *at, zero)
+            cache = lax.dynamic_update_slice(
+                cache, new[row][None, None], where, allow_negative_indices=False
+            )
+        return cache
+
+    def factors(self, node: Node) -> Factors:
+        s, t, row = f"s{WHOLE}", f"t{WHOLE}", f"l{WHOLE}"
+        layout = node.attribute("layout")
+        cache = (row, "b", s, "h", "d") if layout == "bshd" else (row, "b", "h", s, "d")
+        return Factors((cache, ("b", t, "h", "d"), ("b",), ()), (cache,))
+
+    def flops(self, node: Node) -> int:
+        return 0
+
+
 class _AttentionBase(Op):
     """What attention and its split form share.
 
     q [b, t, h, d]; k [b, s, g, d], v [b, s, g, e] in `layout` order, h a multiple of g: query head
     i reads key head i // (h / g). Scores are q . k * scale in float32, then soft-capped
     (c * tanh(x / c)) if `softcap`, plus `bias`. Key j is visible to the query at position p if
-    j <= p (`causal`), j > p - window (`window`), j < lengths[b] (if given) and mask (if given, bool,
-    broadcastable to [b, h, t, s]). `positions` [b, t] defaults to the last t of the s keys.
+    j <= p (`causal`), j > p - window (`window`), j < lengths[b] (if given) and mask (if given,
+    bool). mask and bias broadcast to [b, h, t, s]. `positions` [b, t] defaults to the last t of the
+    s keys.
     `sinks` [h] add one logit per head to the softmax's denominator. A query that sees no key
     gives zeros.
     """
@@ -111,6 +158,23 @@ class _AttentionBase(Op):
             "they agree",
         )
 
+    def infer(
+        self,
+        types: Sequence[TensorType],
+        keys: tuple[str, ...],
+        attributes: Attributes,
+        regions: tuple[Function, ...],
+    ) -> tuple[TensorType, ...]:
+        (b, t, h, _), s = types[0].shape, cache_dims(types[1], attributes["layout"])[1]
+        wanted = {"positions": (b, t), "lengths": (b,), "sinks": (h,)}
+        for key, given in zip(keys, types[3:], strict=True):
+            if key in wanted:
+                fits = given.shape == wanted[key]
+                require(fits, f"{key} is {given}, not {list(wanted[key])}", "see the op's text")
+            else:
+                _require_broadcastable(key, given, (b, h, t, s))
+        return super().infer(types, keys, attributes, regions)
+
     def scores(self, q: Any, k: Any, attributes: Any) -> Any:
         """Visible scores in float32 [b, g, h / g, t, s] (-inf where hidden)."""
         layout = attributes["layout"]
@@ -118,10 +182,7 @@ class _AttentionBase(Op):
         b, t, h, d = q.shape
         g, s = (k.shape[2], k.shape[1]) if layout == "bshd" else (k.shape[1], k.shape[2])
         split = q.reshape(b, t, g, h // g, d)
-        wide = jnp.promote_types(q.dtype, jnp.float32)
-        x = jnp.einsum(
-            f"btgrd,{k_axes}->bgrts", split, k.astype(q.dtype), preferred_element_type=wide
-        )
+        x = _product(f"btgrd,{k_axes}->bgrts", split, k.astype(q.dtype))
         x = x * attributes["scale"]
         if attributes["softcap"] is not None:
             x = attributes["softcap"] * jnp.tanh(x / attributes["softcap"])
@@ -154,6 +215,15 @@ class _AttentionBase(Op):
         return rows * (2 * q.shape[3] + 2 * v.shape[-1] + 5)
 
 
+def _require_broadcastable(key: str, given: TensorType, sizes: tuple[int, ...]) -> None:
+    fits = given.rank <= 4 and all(
+        size in (1, wanted) for size, wanted in zip(given.shape[::-1], sizes[::-1], strict=False)
+    )
+    require(fits, f"{key} is {given}, which does not broadcast to {list(sizes)}", "[b, h, t, s]")
+    dtypes = given.dtype == "bool" if key == "mask" else given.is_float
+    require(dtypes, f"{key} is {given}", "mask is bool, bias is floating")
+
+
 def _grouped(x: Any, sizes: tuple[int, int, int, int], groups: int) -> Any:
     """Broadcast to [b, h, t, s] and split the heads: [b, g, h / g, t, s]."""
     b, h, t, s = sizes
@@ -163,12 +233,26 @@ def _grouped(x: Any, sizes: tuple[int, int, int, int], groups: int) -> Any:
 
 def _weighted(weights: Any, v: Any, layout: str) -> Any:
     v_axes = "bsge" if layout == "bshd" else "bgse"
-    return jnp.einsum(
-        f"bgrts,{v_axes}->btgre",
-        weights,
-        v,
-        preferred_element_type=jnp.promote_types(v.dtype, "float32"),
-    )
+    return _product(f"bgrts,{v_axes}->btgre", weights, v)
+
+
+def _product(subscripts: str, left: Any, right: Any) -> Any:
+    """einsum accumulated in float32 (or wider).
+
+    On the CPU the operands are widened first: the products are the same, and XLA's CPU compiler
+    refuses some shapes of batched bfloat16 products ("Unsupported element type for DotThunk").
+    """
+    wide = jnp.promote_types(left.dtype, jnp.float32)
+    if left.dtype == right.dtype == wide:
+        return jnp.einsum(subscripts, left, right)
+
+    def widened(a: Any, b: Any) -> Any:
+        return jnp.einsum(subscripts, a.astype(wide), b.astype(wide))
+
+    def native(a: Any, b: Any) -> Any:
+        return jnp.einsum(subscripts, a, b, preferred_element_type=wide)
+
+    return lax.platform_dependent(left, right, cpu=widened, default=native)
 
 
 @register
@@ -197,17 +281,30 @@ class Attention(_AttentionBase):
         return out.reshape(*q.shape[:3], v.shape[-1]).astype(q.dtype)
 
     def factors(self, node: Node) -> Factors:
-        """Batch, query positions and key-head groups split freely; keys and channels do not."""
-        layout = node.attribute("layout")
+        """Batch and key-head groups split freely; keys and channels do not.
+
+        Query positions split too, unless a query's position follows from its place.
+        """
         d, e, s = f"d{WHOLE}", f"e{WHOLE}", f"s{WHOLE}"
-        k = ("b", s, "h", d) if layout == "bshd" else ("b", "h", s, d)
-        v = (*k[:3], e)
-        extra = {"positions": ("b", "t"), "lengths": ("b",), "sinks": ("h",)}
-        optional = []
-        for key in node.keys:
-            rank = node.optional(key).type.rank  # type: ignore[union-attr]
-            optional.append(extra.get(key, tuple(f"{key}{i}{WHOLE}" for i in range(rank))))
-        return Factors((("b", "t", "h", d), k, v, *optional), (("b", "t", "h", e),))
+        placed = node.attribute("causal") or node.attribute("window") is not None
+        t = f"t{WHOLE}" if placed and "positions" not in node.keys else "t"
+        k = ("b", s, "h", d) if node.attribute("layout") == "bshd" else ("b", "h", s, d)
+        known = {"positions": ("b", t), "lengths": ("b",), "sinks": ("h",)}
+        split = len(node.operands) - len(node.keys)
+        optional = [
+            known.get(key) or _broadcast_factors(key, value.type, ("b", "h", t, s))
+            for key, value in zip(node.keys, node.operands[split:], strict=True)
+        ]
+        return Factors((("b", t, "h", d), k, (*k[:3], e), *optional), (("b", t, "h", e),))
+
+
+def _broadcast_factors(key: str, given: TensorType, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Indices of an operand that broadcasts to `names`; its dimensions of size 1 stay whole."""
+    last = names[len(names) - given.rank :]
+    return tuple(
+        f"{key}{i}{WHOLE}" if size == 1 else name
+        for i, (size, name) in enumerate(zip(given.shape, last, strict=True))
+    )
 
 
 @register
@@ -259,7 +356,7 @@ class AttentionMerge(Op):
     def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
         sums, maxima, denominators = types
         require(
-            maxima == denominators and maxima.shape == sums.shape[:-1],
+            sums.rank == 5 and maxima == denominators and maxima.shape == sums.shape[:-1],
             f"parts do not fit: {sums}, {maxima}, {denominators}",
             "pass the three results of one attention_partial",
         )
@@ -296,8 +393,11 @@ class LinearAttention(Op):
         q, k, v, decay, state = types
         require(q == k, f"q is {q}, but k is {k}", "use equal types")
         b, t, h, d = q.shape if q.rank == 4 else (0, 0, 0, 0)
-        require(q.rank == 4 and v.rank == 4 and v.shape[:3] == (b, t, h), f"q {q}, v {v}: rank 4")
-        require(decay.shape == (b, t, h), f"decay is {decay}, not [{b}, {t}, {h}]")
+        fits = q.rank == 4 and v.rank == 4 and v.shape[:3] == (b, t, h)
+        require(fits, f"q is {q}, but v is {v}", "q is [b, t, h, d], v is [b, t, h, e]")
+        wanted_decay = f"[{b}, {t}, {h}]"
+        fits = decay.shape == (b, t, h)
+        require(fits, f"decay is {decay}, not {wanted_decay}", "one decay per position and head")
         wanted = TensorType("f32", (b, h, d, v.shape[3]))
         require(state == wanted, f"state is {state}, not {wanted}", "keep the state in float32")
 

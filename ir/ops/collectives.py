@@ -15,6 +15,8 @@ from tkcc.ir.graph import Function, Node
 from tkcc.ir.op import REQUIRED, Attributes, Op, register, require
 from tkcc.ir.types import TensorType
 
+_REDUCTIONS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
+
 
 class Collective(Op):
     """Base: one operand, a mesh axis and its size; types follow from the size, not from tracing."""
@@ -27,7 +29,9 @@ class Collective(Op):
         for key in ("dimension", "split", "join"):
             if key in attributes:
                 require(
-                    0 <= attributes[key] < types[0].rank, f"{key} {attributes[key]} of {types[0]}"
+                    0 <= attributes[key] < types[0].rank,
+                    f"{key} is {attributes[key]}, but x is {types[0]}",
+                    "name a dimension of x",
                 )
 
     def infer(
@@ -48,7 +52,11 @@ class Collective(Op):
 
 def _scaled(x: TensorType, dimension: int, times: int, over: int) -> TensorType:
     shape = list(x.shape)
-    require(shape[dimension] * times % over == 0, f"dimension {dimension} of {x} is not divisible")
+    require(
+        shape[dimension] * times % over == 0,
+        f"dimension {dimension} of {x} does not split into {over} pieces",
+        "pad it, or use another number of devices",
+    )
     shape[dimension] = shape[dimension] * times // over
     return x.with_shape(tuple(shape))
 
@@ -60,9 +68,17 @@ class AllReduce(Collective):
     name = "all_reduce"
     attributes: ClassVar[dict[str, Any]] = {**Collective.attributes, "reduction": "sum"}
 
+    def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
+        super().check(types, attributes)
+        reduction = attributes["reduction"]
+        require(
+            reduction in _REDUCTIONS,
+            f"unknown reduction {reduction!r}",
+            f"use one of {list(_REDUCTIONS)}",
+        )
+
     def reference(self, *operands: Any, **attributes: Any) -> Any:
-        reduce = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[attributes["reduction"]]
-        return reduce(operands[0], attributes["axis"])
+        return _REDUCTIONS[attributes["reduction"]](operands[0], attributes["axis"])
 
     def factors(self, node: Node) -> Any:
         return elementwise([node.operands[0].type.rank], 1)
@@ -129,6 +145,16 @@ class Permute(Collective):
 
     name = "collective_permute"
     attributes: ClassVar[dict[str, Any]] = {**Collective.attributes, "pairs": REQUIRED}
+
+    def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
+        super().check(types, attributes)
+        size, pairs = attributes["size"], attributes["pairs"]
+        require(
+            all(0 <= device < size for pair in pairs for device in pair)
+            and all(len({pair[end] for pair in pairs}) == len(pairs) for end in (0, 1)),
+            f"pairs {pairs} do not fit {size} devices",
+            "(from, to), each device at most once on each side",
+        )
 
     def reference(self, *operands: Any, **attributes: Any) -> Any:
         return lax.ppermute(operands[0], attributes["axis"], attributes["pairs"])

@@ -80,7 +80,7 @@ class Embedding(Op):
 
     def reference(self, *operands: Any, **attributes: Any) -> Any:
         table, ids = operands
-        return table.at[ids].get(mode="clip")
+        return table.at[ids].get(mode="clip", wrap_negative_indices=False)
 
     def factors(self, node: Node) -> Factors:
         lead = batched(node.operands[1].type.rank)

@@ -24,8 +24,8 @@ class MoeRoute(Op):
 
     `scoring`: `softmax` over all experts, `sigmoid` of each, or `softmax_topk` (softmax over the
     chosen logits only). `bias` [e] is added for choosing, not for weighing (DeepSeek-V3). With
-    `groups` > 1 only the best `top_groups` groups of experts stay (a group's score is the sum of its two
-    best). `normalize` divides the weights by their sum; `scale` multiplies them.
+    `groups` > 1 only the best `top_groups` groups of experts stay (a group's score is the sum of
+    its two best). `normalize` divides the weights by their sum; `scale` multiplies them.
     """
 
     name = "moe_route"
@@ -43,13 +43,22 @@ class MoeRoute(Op):
     def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
         logits = types[0]
         require(logits.rank == 2, f"logits are {logits}, not [tokens, experts]", "flatten tokens")
-        require(0 < attributes["k"] <= logits.shape[1], f"k={attributes['k']} of {logits.shape[1]}")
+        experts, groups, top = (logits.shape[1], attributes["groups"], attributes["top_groups"])
         require(
             attributes["scoring"] in SCORINGS,
             f"unknown scoring {attributes['scoring']!r}",
             f"use one of {SCORINGS}",
         )
-        require(logits.shape[1] % attributes["groups"] == 0, "experts do not split into the groups")
+        require(
+            groups >= 1 and experts % groups == 0 and 1 <= top <= groups,
+            f"{experts} experts, groups={groups}, top_groups={top}",
+            "groups divide the experts, and at most all groups stay",
+        )
+        left = experts // groups * top if groups > 1 else experts
+        k = attributes["k"]
+        require(0 < k <= left, f"k={k} of {left} experts", "choose 1 or more of them")
+        for bias in types[1:]:
+            require(bias.shape == (experts,), f"bias is {bias}, not [{experts}]", "one per expert")
 
     def reference(self, *operands: Any, **attributes: Any) -> Any:
         logits = operands[0].astype(jnp.float32)
@@ -106,13 +115,18 @@ class MoeExperts(Op):
     def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
         x, weights, ids, gate, up, down = types
         require_activation(attributes["activation"])
-        require(x.rank == 2 and weights.shape == ids.shape, "x is [n, d]; weights and ids agree")
-        require(weights.shape[:1] == x.shape[:1], f"weights are {weights}, but x is {x}")
+        require(
+            x.rank == 2 and weights.rank == 2 and weights.shape == ids.shape,
+            f"x is {x}, weights are {weights}, ids are {ids}",
+            "x is [n, d], weights and ids are [n, k]",
+        )
+        fits = weights.shape[0] == x.shape[0]
+        require(fits, f"weights are {weights}, but x is {x}", "one row per token")
+        require(ids.dtype[0] in "iu", f"ids are {ids}, not integers", "convert them to i32")
         require(gate == up and gate.rank == 3, f"w_gate is {gate}, but w_up is {up}", "equal types")
         e, d, f = gate.shape
-        require(
-            x.shape[1] == d and down.shape == (e, f, d), f"w_down is {down}, not [{e}, {f}, {d}]"
-        )
+        fits = x.shape[1] == d and down.shape == (e, f, d)
+        require(fits, f"x is {x}, w_gate {gate}, w_down {down}", f"w_down is [{e}, {f}, {d}]")
 
     def reference(self, *operands: Any, **attributes: Any) -> Any:
         x, weights, ids, w_gate, w_up, w_down = operands
@@ -131,12 +145,14 @@ class MoeExperts(Op):
         return total.astype(x.dtype)
 
     def factors(self, node: Node) -> Factors:
-        """Tokens, the hidden width (partial sums) and experts (partial sums) may be split."""
-        k = f"k{WHOLE}"
-        up = ("e", "d", "f")
-        return Factors(
-            (("n", "d"), ("n", k), ("n", k), up, up, ("e", "f", f"o{WHOLE}")), (("n", f"o{WHOLE}"),)
-        )
+        """Tokens, the hidden width (partial sums) and experts (partial sums) may be split.
+
+        A device with the experts from number `first` on reads `ids - first`: ids outside its
+        experts add nothing.
+        """
+        k, d, o = f"k{WHOLE}", f"d{WHOLE}", f"o{WHOLE}"
+        up = ("e", d, "f")
+        return Factors((("n", d), ("n", k), ("n", k), up, up, ("e", "f", o)), (("n", o),))
 
     def flops(self, node: Node) -> int:
         tokens, chosen = node.operands[1].type.shape

@@ -72,6 +72,25 @@ class RmsNorm(Op):
 
 
 @register
+class RmsNormalize(Op):
+    """x / rms(x) over the last axis: rms_norm without a weight. Computed in float32."""
+
+    name = "rms_normalize"
+    operands = ("x",)
+    attributes: ClassVar[dict[str, Any]] = {"eps": 1e-6}
+
+    def reference(self, *operands: Any, **attributes: Any) -> Any:
+        return normalise_rms(operands[0], attributes["eps"]).astype(operands[0].dtype)
+
+    def factors(self, node: Node) -> Factors:
+        row = (*batched(node.operands[0].type.rank - 1), f"d{WHOLE}")
+        return Factors((row,), (row,))
+
+    def flops(self, node: Node) -> int:
+        return 3 * node.operands[0].type.size
+
+
+@register
 class ResidualRmsNorm(Op):
     """(x + r, rms_norm(x + r, w)): the sum is rounded to x's dtype before the norm reads it."""
 
@@ -211,7 +230,8 @@ class Rope(Op):
     def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
         x, positions, inv_freq = types
         require(x.rank == 4, f"x is {x}, not [b, t, h, d]", "reshape x into heads first")
-        require(positions.shape == x.shape[:2], f"positions is {positions}, not {x.shape[:2]}")
+        fits = positions.shape == x.shape[:2] and positions.dtype[0] in "iu"
+        require(fits, f"positions is {positions}, but x is {x}", "integers [b, t]")
         require(
             inv_freq.rank == 1 and 2 * inv_freq.shape[0] <= x.shape[3],
             f"inv_freq is {inv_freq}, but a head has {x.shape[3]} channels",

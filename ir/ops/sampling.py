@@ -41,6 +41,15 @@ class Sample(Op):
             f"{method} takes {wanted} operands, got {len(types)}",
             "categorical needs key and temperature, greedy neither",
         )
+        if method == "categorical":
+            self._check_draw(*types)
+
+    @staticmethod
+    def _check_draw(logits: TensorType, key: TensorType, temperature: TensorType) -> None:
+        fits = key.dtype.startswith("key<") and key.shape == ()
+        require(fits, f"key is {key}, not one PRNG key", "pass jax.random.key(seed)")
+        fits = temperature.shape == logits.shape[:1] and temperature.is_float
+        require(fits, f"temperature is {temperature}, but logits are {logits}", "one per row")
 
     def reference(self, *operands: Any, **attributes: Any) -> Any:
         logits = operands[0].astype(jnp.float32)

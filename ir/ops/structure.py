@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from tkcc.ir.errors import IRError
 from tkcc.ir.factors import Factors
 from tkcc.ir.graph import Function, Node
 from tkcc.ir.op import REQUIRED, Attributes, Op, as_tuple, register, require
@@ -23,8 +25,20 @@ class Constant(Op):
     name = "constant"
     attributes: ClassVar[dict[str, Any]] = {"value": REQUIRED}
 
+    def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
+        value = attributes["value"]
+        dense = isinstance(value, np.ndarray)
+        require(dense, f"value is {value!r}, not a dense array", "write its type: f32[](1.0)")
+
     def reference(self, *operands: Any, **attributes: Any) -> Any:
-        return jnp.asarray(attributes["value"])
+        value = attributes["value"]
+        array = jnp.asarray(value)
+        if array.dtype != value.dtype:
+            raise IRError(
+                f"a constant of {value.dtype} became {array.dtype}",
+                remedy="64-bit types need jax.enable_x64(True)",
+            )
+        return array
 
     def flops(self, node: Node) -> int:
         return 0
@@ -82,7 +96,16 @@ class Scan(RegionOp):
 
     def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
         consts, carry, length = (attributes[key] for key in ("consts", "carry", "length"))
-        require(consts + carry <= len(types), f"has {len(types)} operands for {consts}+{carry}")
+        require(
+            consts >= 0 and carry >= 0 and consts + carry <= len(types),
+            f"has {len(types)} operands for consts={consts} and carry={carry}",
+            "consts and carry count the first operands",
+        )
+        require(
+            length >= 0 and attributes["unroll"] >= 1,
+            f"length is {length} and unroll is {attributes['unroll']}",
+            "length is at least 0, unroll at least 1",
+        )
         for type_ in types[consts + carry :]:
             require(
                 type_.rank > 0 and type_.shape[0] == length,
@@ -154,6 +177,11 @@ class While(RegionOp):
     ) -> tuple[TensorType, ...]:
         condition, body = regions
         first, second = attributes["condition_consts"], attributes["body_consts"]
+        require(
+            first >= 0 and second >= 0 and first + second <= len(types),
+            f"has {len(types)} operands for condition_consts={first} and body_consts={second}",
+            "they count the first operands",
+        )
         carry = list(types[first + second :])
         _require_types("the condition's inputs", [*types[:first], *carry], _input_types(condition))
         _require_types("the condition's output", [TensorType("bool", ())], condition.output_types)
@@ -184,6 +212,7 @@ class Cond(RegionOp):
     name = "cond"
     operands = ("index",)
     variadic = True
+    regions = None
 
     def infer(
         self,
@@ -249,9 +278,17 @@ class Group(RegionOp):
         return function_cost(node.regions[0]).flops
 
     def factors(self, node: Node) -> Factors | None:
+        """Those of the only node of the body, if each input goes into it once."""
         body = node.regions[0]
         if len(body.nodes) != 1:
             return None
         from tkcc.ir.op import lookup
 
-        return lookup(body.nodes[0].op).factors(body.nodes[0])
+        (inner,) = body.nodes
+        found = lookup(inner.op).factors(inner)
+        once = sorted(map(id, inner.operands)) == sorted(map(id, body.inputs))
+        if found is None or not once or not set(body.outputs) <= set(inner.results):
+            return None
+        terms = dict(zip(inner.operands, found.operands, strict=True))
+        terms.update(zip(inner.results, found.results, strict=True))
+        return Factors(tuple(terms[v] for v in body.inputs), tuple(terms[v] for v in body.outputs))

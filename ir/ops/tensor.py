@@ -98,8 +98,31 @@ class Stack(_Move):
 
 
 @register
+class TakeRow(_Move):
+    """Row `index` (an i32 scalar, clamped) of x along its first axis: [n, ..] -> [..]."""
+
+    name = "take_row"
+    operands = ("x", "index")
+
+    def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
+        x, index = types
+        require(x.rank > 0 and x.shape[0] > 0, f"x is {x}, which has no rows", "stack it first")
+        require(index == TensorType("i32", ()), f"index is {index}, not i32[]", "convert it")
+
+    def reference(self, *operands: Any, **attributes: Any) -> Any:
+        x, index = operands
+        return lax.dynamic_index_in_dim(
+            x, index, axis=0, keepdims=False, allow_negative_indices=False
+        )
+
+    def factors(self, node: Node) -> Factors:
+        names = tuple(f"d{i}" for i in range(node.operands[0].type.rank - 1))
+        return Factors(((f"n{WHOLE}", *names), ()), (names,))
+
+
+@register
 class Transpose(_Move):
-    """Permute dimensions; `permutation` may leave leading dimensions out: (1, 0) swaps the last two."""
+    """Permute dimensions; leading ones may be left out: (1, 0) swaps the last two."""
 
     name = "transpose"
     operands = ("x",)
@@ -132,7 +155,7 @@ class Transpose(_Move):
 
 @register
 class Reshape(_Move):
-    """Give the trailing dimensions a new shape, keeping the first `keep`: [a, b, c] -> [a, *shape]."""
+    """Give the dimensions after the first `keep` a new shape: [a, b, c] -> [a, *shape]."""
 
     name = "reshape"
     operands = ("x",)
@@ -143,6 +166,10 @@ class Reshape(_Move):
         keep = keep if keep >= 0 else x.ndim + keep
         return x.reshape(*x.shape[:keep], *attributes["shape"])
 
+    def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
+        keep, x = attributes["keep"], types[0]
+        require(-x.rank <= keep <= x.rank, f"keep is {keep}, but x is {x}", "at most x's rank")
+
     def factors(self, node: Node) -> Factors:
         rank, keep = node.operands[0].type.rank, node.attribute("keep")
         keep = keep if keep >= 0 else rank + keep
@@ -150,6 +177,36 @@ class Reshape(_Move):
         left = tuple(f"i{i}{WHOLE}" for i in range(keep, rank))
         right = tuple(f"o{i}{WHOLE}" for i in range(keep, node.results[0].type.rank))
         return Factors((lead + left,), (lead + right,))
+
+
+@register
+class ScaleAxis(Op):
+    """x times a vector `s` along `axis`: one factor per row (axis 0) or column (axis 1)."""
+
+    name = "scale_axis"
+    operands = ("x", "s")
+    attributes: ClassVar[dict[str, Any]] = {"axis": -1, "plus_one": False}
+
+    def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
+        x, s = types
+        _require_axis(x, attributes["axis"])
+        size = x.shape[attributes["axis"]]
+        require(s.shape == (size,), f"s is {s}, not [{size}]", "give one factor per slice")
+
+    def reference(self, *operands: Any, **attributes: Any) -> Any:
+        x, s = operands
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        shape = [1] * x.ndim
+        shape[attributes["axis"]] = -1
+        factor = s.astype(wide) + 1.0 if attributes["plus_one"] else s.astype(wide)
+        return (x.astype(wide) * factor.reshape(shape)).astype(x.dtype)
+
+    def factors(self, node: Node) -> Factors:
+        names = tuple(f"d{i}" for i in range(node.operands[0].type.rank))
+        return Factors((names, (names[node.attribute("axis")],)), (names,))
+
+    def flops(self, node: Node) -> int:
+        return node.operands[0].type.size
 
 
 @register

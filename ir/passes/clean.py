@@ -12,7 +12,7 @@ from tkcc.ir.attributes import MAX_DENSE_ELEMENTS, Dense
 from tkcc.ir.evaluate import evaluate_node
 from tkcc.ir.graph import Function, Module, Node, Value
 from tkcc.ir.hashing import node_key
-from tkcc.ir.op import build, lookup
+from tkcc.ir.op import allow_64_bits, build, lookup
 
 FunctionPass = Callable[[Function], Function]
 
@@ -136,14 +136,24 @@ def _foldable(node: Node, known: dict[Value, Any]) -> bool:
 
 
 def _evaluates(node: Node) -> bool:
-    """Collectives need a mesh; platform questions need the target."""
+    """Collectives need a mesh; platform questions and hardware random numbers need the target."""
     from tkcc.ir.ops.collectives import Collective
 
-    return not isinstance(lookup(node.op), Collective) and node.op != "lax.platform_index"
+    return not isinstance(lookup(node.op), Collective) and node.op not in _NEEDS_TARGET
+
+
+_NEEDS_TARGET = {
+    "lax.axis_index",
+    "lax.platform_index",
+    "lax.rng_bit_generator",
+    "lax.rng_uniform",
+}
 
 
 def _evaluated(node: Node, known: dict[Value, Any]) -> list[np.ndarray[Any, Any]]:
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+    types = [value.type for value in (*node.operands, *node.results)]
+    cpu = jax.local_devices(backend="cpu")[0]
+    with jax.default_device(cpu), allow_64_bits(types, node.attributes):
         operands = [jax.numpy.asarray(known[value]) for value in node.operands]
         return [np.asarray(result) for result in evaluate_node(node, operands)]
 

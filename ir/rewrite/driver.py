@@ -173,8 +173,8 @@ class _Walker:
     def _regions(self, editor: Editor, function: Function, site: str) -> bool:
         changed = False
         for index, node in enumerate(function.nodes):
-            if not node.regions or node.op.startswith("lax."):
-                continue
+            if not node.regions or node.op == "group" or node.op.startswith("lax."):
+                continue  # a group is one kernel already; a primitive's regions are its own
             regions = []
             for number, region in enumerate(node.regions):
                 inner = region_parameters(node, region, number, editor.is_parameter)

@@ -53,7 +53,7 @@ class _Search:
 
     def extend(self, match: Match, todo: list[int]) -> Iterator[Match]:
         if not todo:
-            if all(
+            if self.lets_hold(match) and all(
                 holds(c, self.editor, match.values, match.bindings) for c in self.pattern.conditions
             ):
                 yield match
@@ -66,6 +66,16 @@ class _Search:
                 continue
             for extended in self.bind(self.pattern.match[index], node, match):
                 yield from self.extend(extended, rest)
+
+    def lets_hold(self, match: Match) -> bool:
+        types = {name: value.type for name, value in match.values.items()}
+        for name, expression in self.pattern.lets:
+            if not _solve(match.bindings.get(name), expression, match.bindings):
+                return False
+            value = evaluate_expression(expression, match.bindings, types)
+            if not _same(match.bindings.setdefault(name, value), value):
+                return False
+        return True
 
     def next_node(self, match: Match, todo: list[int]) -> tuple[int, list[Node]]:
         """The next pattern node and the graph nodes it may be: a definition if one is known."""
@@ -102,7 +112,7 @@ class _Search:
                 *zip(line.operands, order, strict=True),
                 *zip(line.results, node.results, strict=True),
             ]
-            pairs += [(name, node.optional(key)) for key, name in line.optional]
+            pairs += [(name, _present(node, key)) for key, name in line.optional]
             bound = self.bind_values(pairs, values, dict(bindings))
             if bound is not None:
                 yield Match(values, bound, (*match.nodes, node))
@@ -145,6 +155,29 @@ class _Search:
         return bindings if not mentioned else None
 
 
+def _solve(value: Any, expression: Expression, bindings: dict[str, Any]) -> bool:
+    """Bind the one free size of `value = known * free`; False if no whole number does."""
+    free = [name for name in sorted(expression.names()) if name not in bindings]
+    if not free:
+        return True
+    product = expression.kind == "*" and expression.parts[1] == Expression("symbol", (free[0],))
+    if len(free) > 1 or not product or not isinstance(value, int):
+        raise RuleError(
+            f"{free} in a let cannot be solved for", remedy="write let N = known * FREE, N bound"
+        )
+    known = evaluate_expression(expression.parts[0], bindings, {})
+    if known == 0 or value % known:
+        return False
+    bindings[free[0]] = value // known
+    return True
+
+
+def _present(node: Node, key: str) -> Value:
+    value = node.optional(key)
+    assert value is not None, "keys were compared before"
+    return value
+
+
 def _is_default(defaults: Mapping[str, Any], key: str, value: Any) -> bool:
     return key in defaults and _same(freeze(defaults[key]), value)
 
@@ -157,6 +190,9 @@ def _bind_expression(wanted: Expression, value: Any, bindings: dict[str, Any]) -
     if wanted.kind in ("variable", "symbol"):
         name = wanted.parts[0]
         return _same(bindings.setdefault(name, value), value)
+    if wanted.kind == "tuple" and isinstance(value, tuple):
+        same_length = len(wanted.parts) == len(value)
+        return same_length and all(map(_bind_expression, wanted.parts, value, [bindings] * len(value)))
     try:
         return _same(evaluate_expression(wanted, bindings, {}), value)
     except RuleError:

@@ -20,7 +20,7 @@
 for any number of leading sizes. Names defined in both `match` and `replace` are what is replaced.
 An attribute that the pattern does not mention must have its default value; `...` allows any.
 `choose $n in (2, 4)` makes an option of the rule; `sample $eps in (1e-6, 1e-5)` says with which
-values the rule is checked.
+values the rule is checked; `let N = H * D` ties sizes together (a condition when matching).
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Pattern:
     replace: tuple[PatternNode, ...]
     choices: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     samples: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    lets: tuple[tuple[str, Expression], ...] = ()  # sizes that follow from others
     error: float = 0.0  # for approximate rules: the largest relative error that is allowed
     text: str = ""
 
@@ -116,7 +117,7 @@ def _rule(reader: Reader) -> Pattern:
     start = reader.expect("rule").at
     name = reader.word()
     reader.expect("{")
-    parts: dict[str, Any] = {"choices": [], "samples": []}
+    parts: dict[str, Any] = {"choices": [], "samples": [], "lets": []}
     while not reader.accept("}"):
         _section(reader, parts)
     missing = [key for key in ("kind", "given", "match", "replace") if key not in parts]
@@ -132,6 +133,7 @@ def _rule(reader: Reader) -> Pattern:
         replace=tuple(parts["replace"]),
         choices=tuple(parts["choices"]),
         samples=tuple(parts["samples"]),
+        lets=tuple(parts["lets"]),
         error=parts.get("error", 0.0),
     )
     try:
@@ -158,13 +160,15 @@ def _section(reader: Reader, parts: dict[str, Any]) -> None:
         parts[word] = _nodes(reader, word)
     elif word == "where":
         parts["where"] = _conditions(reader)
+    elif word == "let":
+        parts["lets"] += _lets(reader)
     elif word in ("choose", "sample"):
         parts["choices" if word == "choose" else "samples"].append(_values(reader))
     else:
         raise reader.error(
             f"unknown section {word!r}",
             token.at,
-            "sections are class, about, error, given, match, where, choose, sample, replace",
+            "sections are class, about, error, given, match, let, where, choose, sample, replace",
         )
 
 
@@ -280,6 +284,16 @@ def _conditions(reader: Reader) -> list[Condition]:
         conditions.append(Condition(name, tuple(arguments)))
         if not reader.accept(","):
             return conditions
+
+
+def _lets(reader: Reader) -> list[tuple[str, Expression]]:
+    lets = []
+    while True:
+        name = _symbol(reader)
+        reader.expect("=")
+        lets.append((name, parse_expression(reader)))
+        if not reader.accept(","):
+            return lets
 
 
 def _values(reader: Reader) -> tuple[str, tuple[Any, ...]]:

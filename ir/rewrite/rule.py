@@ -58,7 +58,7 @@ class NodeRule(Rule):
     roots: tuple[str, ...] = ()
 
     def rewrite(self, editor: Editor, node: Node, options: Options) -> Replacement | None:
-        """New nodes through `editor.add`, and what they replace; None if the rule does not apply."""
+        """New nodes through `editor.add`, and what they replace; None if it does not apply."""
         raise AssertionError("abstract")
 
 
@@ -118,7 +118,7 @@ class PatternRule(NodeRule):
 
 
 def instantiate(pattern: Pattern, editor: Editor, match: Match) -> Replacement:
-    """Build the replacement's nodes; returns old output -> new output. Raises IRError, RuleError."""
+    """Build the replacement's nodes; old output -> new output. Raises IRError, RuleError."""
     values = dict(match.values)
     for line in pattern.replace:
         made = _instantiate_line(line, editor, match, values)

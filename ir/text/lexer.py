@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 from typing import Any
 
 from tkcc.ir.attributes import (
+    Dense,
     DType,
     KeyImplementation,
     RegionReference,
     dense_from_numbers,
     number,
+    quote,
     record_classes,
 )
-from tkcc.ir.errors import ParseError, TkccError
-from tkcc.ir.types import TensorType, dtype_names, jax_dtype
+from tkcc.ir.errors import IRError, ParseError, TkccError
+from tkcc.ir.types import TensorType, dtype_names, is_key_dtype, jax_dtype
 
 MAX_TEXT = 64 * 1024 * 1024  # characters; hostile input is refused, not read for ever
+MAX_SIZE = 2**63 - 1  # of one dimension; what XLA can hold
 MAX_DEPTH = 64  # nesting of regions and tuples
 
 _TOKEN = re.compile(
@@ -31,7 +35,7 @@ _TOKEN = re.compile(
       |(?P<arrow>->)
       |(?P<symbol>[-+*/(){}\[\],:=@])
     """,
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{6}|.)")
 
@@ -53,13 +57,17 @@ class Token:
 
 
 def unquote(text: str) -> str:
-    """The inverse of `tkcc.ir.attributes.quote`."""
+    """The inverse of `tkcc.ir.attributes.quote`. Raises ValueError for an unknown escape."""
 
     def one(match: re.Match[str]) -> str:
         code = match.group(1)
         if code == "n":
             return "\n"
-        return chr(int(code[1:], 16)) if len(code) == 7 else code
+        if len(code) == 7:
+            return chr(int(code[1:], 16))
+        if code not in '"\\':
+            raise ValueError(f"unknown escape \\{code}")
+        return code
 
     return _ESCAPE.sub(one, text[1:-1])
 
@@ -141,25 +149,41 @@ class Reader:
     # --- pieces shared by functions and rules -------------------------------------------------
 
     def string(self) -> str:
-        return unquote(self.kind("string").text)
+        token = self.kind("string")
+        return self._unquoted(token.text, token.at)
+
+    def _unquoted(self, text: str, at: int) -> str:
+        try:
+            return unquote(text)
+        except (ValueError, OverflowError) as error:
+            remedy = 'escapes are \\\\, \\", \\n and \\u with six hex digits'
+            raise self.error(f"wrong string: {error}", at, remedy) from None
 
     def word(self) -> str:
         """A plain name or a quoted one."""
         return self.string() if self.token.kind == "string" else self.kind("name").text
 
     def value_name(self) -> str:
-        """The name of a `%value` token, unquoted, its tick suffix kept."""
-        text = self.kind("value").text[1:]
+        """The text of a `%value` token, quotes (written one way only) and tick suffix kept."""
+        token = self.kind("value")
+        text = token.text[1:]
         if not text.startswith('"'):
             return text
         body, _, suffix = text.rpartition('"')
-        return unquote(body + '"') + suffix
+        return quote(self._unquoted(body + '"', token.at)) + suffix
 
     def integer(self) -> int:
         token = self.kind("number")
-        if not token.text.lstrip("-").isdigit():
+        value = self._number(token)
+        if not isinstance(value, int):
             raise self.error(f"expected an integer, found {token.text!r}", token.at)
-        return int(token.text)
+        return value
+
+    def _number(self, token: Token) -> Any:
+        try:
+            return number(token.text)
+        except ValueError as error:
+            raise self.error(f"wrong number: {error}", token.at) from None
 
     def type(self) -> TensorType:
         token = self.kind("name")
@@ -167,13 +191,21 @@ class Reader:
             jax_dtype(token.text)
         except TkccError as error:
             raise self.error(error.what, token.at, error.remedy) from None
-        return TensorType(token.text, self._shape(), self._sharding())
+        shape = self._shape()
+        at = self.token.at
+        try:
+            return TensorType(token.text, shape, self._sharding())
+        except IRError as error:
+            raise self.error(error.what, at, error.remedy) from None
 
     def _shape(self) -> tuple[int, ...]:
         self.expect("[")
         sizes = []
         while not self.accept("]"):
+            at = self.token.at
             sizes.append(self.integer())
+            if not 0 <= sizes[-1] <= MAX_SIZE:
+                raise self.error(f"a dimension of {sizes[-1]}", at, f"sizes are 0 to {MAX_SIZE}")
             if not self.peek("]"):
                 self.expect(",")
         return tuple(sizes)
@@ -211,7 +243,7 @@ class Reader:
         if token.kind == "string":
             return self.string()
         if token.kind == "number":
-            return number(self.next().text)
+            return self._number(self.next())
         if token.text == "(":
             self.next()
             return self.items(")")
@@ -244,34 +276,39 @@ class Reader:
         if text in ("none", "true", "false", "inf", "nan"):
             return _CONSTANT_WORDS[text]
         if text == "complex":
-            self.expect("(")
-            real, imaginary = self.items(")")
-            return complex(real, imaginary)
-        if self.peek("[") and (text in dtype_names() or text.startswith("key<")):
-            return self._dense(text)
-        if text in dtype_names() or text.startswith("key<"):
-            return DType(text)
+            return self._complex()
+        if text in dtype_names() or is_key_dtype(text):
+            return self._dense(text) if self.peek("[") else self._dtype(token)
         return self._record(token)
+
+    def _complex(self) -> complex:
+        at = self.expect("(").at
+        parts = self.items(")")
+        if len(parts) != 2 or not all(isinstance(part, (int, float)) for part in parts):
+            raise self.error("complex takes two numbers", at)
+        return complex(float(parts[0]), float(parts[1]))
+
+    def _dtype(self, token: Token) -> DType:
+        try:
+            jax_dtype(token.text)
+        except IRError as error:
+            raise self.error(error.what, token.at, error.remedy) from None
+        return DType(token.text)
 
     def _dense(self, dtype: str) -> Any:
         at = self.token.at
         shape = self._shape()
         self.expect("(")
-        if self.accept("hex"):
-            from tkcc.ir.attributes import Dense
-
-            try:
-                data = bytes.fromhex(self.string())
-                dense = Dense(dtype, shape, data)
-                dense.array()
-            except ValueError as error:
-                raise self.error(f"wrong bytes: {error}", at) from None
-            self.expect(")")
-            return dense
         try:
-            return dense_from_numbers(dtype, shape, list(self.items(")")))
-        except (TkccError, ValueError, OverflowError, TypeError) as error:
+            if not self.accept("hex"):
+                return dense_from_numbers(dtype, shape, list(self.items(")")))
+            dense = Dense(dtype, shape, bytes.fromhex(self.string()))
+        except ParseError:
+            raise
+        except (IRError, ValueError, OverflowError) as error:
             raise self.error(str(error).splitlines()[0], at) from None
+        self.expect(")")
+        return dense
 
     def _record(self, token: Token) -> Any:
         """`Name.MEMBER` of a known enum, or `Name(field=value, ...)` of a known record."""
@@ -285,6 +322,8 @@ class Reader:
             )
         try:
             if dot:
+                if not issubclass(known[name], enum.Enum):
+                    raise TypeError(f"{name} is a record: write {name}(field=value)")
                 return known[name][member]
             self.expect("(")
             return known[name](**self._fields())

@@ -7,7 +7,7 @@ from typing import Any
 from tkcc.ir.errors import IRError, ParseError
 from tkcc.ir.graph import ROLES, Function, Module, Node, Source, Value
 from tkcc.ir.op import build
-from tkcc.ir.text.lexer import Reader
+from tkcc.ir.text.lexer import Reader, unquote
 
 
 def parse_module(text: str, name: str = "<text>") -> Module:
@@ -61,6 +61,8 @@ class _Scope:
 
 def _own_name(name: str) -> str:
     """A value's own name from its printed one: numbers are no names, tick suffixes are dropped."""
+    if name.startswith('"'):
+        return unquote(name.rpartition('"')[0] + '"')
     base = name.partition("'")[0]
     return "" if base.isdigit() else base
 
@@ -103,14 +105,26 @@ def _return(
             names.append(reader.string())
         if reader.accept("->"):
             target = scope.use()
-            if target not in inputs:
-                raise reader.error("an output may only alias an input", at)
+            _check_alias(reader, outputs[-1], target, inputs, at)
             aliases.append((len(outputs) - 1, inputs.index(target)))
         if not reader.accept(","):
             break
     if names and len(names) != len(outputs):
         raise reader.error("name all outputs or none", at)
     return tuple(outputs), tuple(names), tuple(aliases)
+
+
+def _check_alias(
+    reader: Reader, output: Value, target: Value, inputs: list[Value], at: int
+) -> None:
+    if target not in inputs:
+        raise reader.error("an output may only alias an input", at)
+    if output.type != target.type:
+        raise reader.error(
+            f"an output of {output.type} cannot alias an input of {target.type}",
+            at,
+            "the new value of a state has the type of the old one",
+        )
 
 
 def _node(reader: Reader, scope: _Scope) -> Node:
@@ -190,12 +204,13 @@ def _attributes(reader: Reader) -> dict[str, Any]:
 
 
 def _source(reader: Reader) -> Source:
+    at = reader.token.at
     if not reader.accept("loc"):
         return Source()
     reader.expect("(")
     fields = reader.items(")")
     if len(fields) < 2 or not all(isinstance(field, str) for field in fields):
-        raise reader.error("loc takes a path, a file and rewrite names, all strings")
+        raise reader.error("loc takes a path, a file and rewrite names, all strings", at)
     return Source(fields[0], fields[1], tuple(fields[2:]))
 
 

@@ -8,6 +8,8 @@ from tkcc.ir.attributes import format_attribute, quote
 from tkcc.ir.graph import Function, Module, Node, Source, Value
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*\Z")
+# One `name` token of the lexer, which reads inf and nan as numbers.
+_PLAIN_WORD = re.compile(r"(?!(?:inf|nan)\b)[A-Za-z_][A-Za-z0-9_.]*(?:-[A-Za-z0-9_.]+)*\Z")
 
 
 def print_module(module: Module, *, sources: bool = True) -> str:
@@ -24,17 +26,22 @@ def print_function(function: Function, name: str = "main", *, sources: bool = Tr
 
 
 def name_values(function: Function) -> dict[Value, str]:
-    """The printed name of every value: its own if it has one, else a number in program order."""
+    """The printed name of every value, quoted where needed: its own, else a number in order."""
     names: dict[Value, str] = {}
     taken: dict[str, int] = {}
     number = 0
     for value in (*function.inputs, *(v for node in function.nodes for v in node.results)):
-        if value.name and not value.name.isdigit():
-            names[value] = _unique(value.name, taken)
+        if value.name:
+            names[value] = _unique(printed_name(value.name), taken)
         else:
             names[value] = str(number)
             number += 1
     return names
+
+
+def printed_name(name: str) -> str:
+    """The name, quoted if it is not a plain one (a number would stand for a value without name)."""
+    return name if _PLAIN_NAME.match(name) else quote(name)
 
 
 def _unique(name: str, taken: dict[str, int]) -> str:
@@ -44,14 +51,12 @@ def _unique(name: str, taken: dict[str, int]) -> str:
 
 
 def show(name: str) -> str:
-    """`%name`, quoted where needed."""
-    base, tick, suffix = name.partition("'")
-    plain = base.isdigit() or _PLAIN_NAME.match(base)
-    return f"%{base if plain else quote(base)}{tick}{suffix}"
+    """`%name` for a printed name."""
+    return f"%{name}"
 
 
 def _word(name: str) -> str:
-    return name if _PLAIN_NAME.match(name) else quote(name)
+    return name if _PLAIN_WORD.match(name) else quote(name)
 
 
 def _function_lines(function: Function, head: str, indent: str, sources: bool) -> list[str]:

@@ -6,15 +6,16 @@ told by duck typing. Dead equations are dropped first.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from tkcc.ir.attributes import MAX_DENSE_ELEMENTS, Dense, RegionReference
-from tkcc.ir.errors import IRError, LoweringError
+from tkcc.ir.errors import IRError, LoweringError, ParseError
 from tkcc.ir.graph import Function, Node, Source, Value
 from tkcc.ir.lax_op import DERIVED_PARAMETERS, op_of_primitive, register_lax
 from tkcc.ir.op import build, named_ops
@@ -63,15 +64,16 @@ def parts(closed: Any) -> tuple[Any, Sequence[Any]]:
 class Constants:
     """Closed-over arrays: small ones become constant nodes, large ones parameters."""
 
-    def __init__(self, prefix: str = "const") -> None:
-        self.prefix = prefix
+    def __init__(self, prefix: str = "const", taken: Collection[str] = ()) -> None:
+        self.prefix, self.taken = prefix, taken
         self.values: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []  # keeps ids valid
 
     def name(self, array: Any) -> str:
         if id(array) not in self._names:
-            name = f"{self.prefix}{len(self.values)}"
+            names = (f"{self.prefix}{number}" for number in itertools.count(len(self.values)))
+            name = next(n for n in names if n not in self.taken and n not in self.values)
             self._names[id(array)] = name
             self._kept.append(array)
             self.values[name] = array
@@ -168,7 +170,7 @@ class Importer:
             )
         recorded = {key: leaves[0] for key, leaves, _ in equation.params["attributes"]}
         keys = [key for key in str(recorded.pop("optional", "")).split(",") if key]
-        attributes = {key: Reader(text, f"tkcc.{op}").attribute() for key, text in recorded.items()}
+        attributes = {key: _recorded(leaf, op) for key, leaf in recorded.items()}
         split = len(operands) - len(keys)
         optional = dict(zip(keys, operands[split:], strict=True))
         return self.add(
@@ -252,6 +254,19 @@ class Importer:
         shared = {value.name: value for _, extra in pairs for value in extra}
         regions = [_with_inputs(region, extra, shared) for region, extra in pairs]
         return self.add("cond", index, *shared.values(), *rest, regions=regions, source=source)
+
+
+def _recorded(leaf: Any, op: str) -> Any:
+    """A composite's attribute: the text that `tkcc.ir.functional` writes, or a plain number."""
+    if not isinstance(leaf, str):
+        return leaf
+    try:
+        return Reader(leaf, f"tkcc.{op}").attribute()
+    except ParseError as error:
+        raise IRError(
+            f"attribute {leaf!r} of composite tkcc.{op}: {error.what}",
+            remedy=f"tag the code with tkcc.ir.functional.call({op!r}, ...)",
+        ) from error
 
 
 def all_live(values: Sequence[Value | None]) -> tuple[Value, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 
 from tkcc.frontends.flax import Functional, functional, linen_call
-from tkcc.frontends.jaxpr import Constants, Importer, all_live
+from tkcc.frontends.jaxpr import Constants, Importer, all_live, aval_type, parts
 from tkcc.ir.errors import LoweringError
 from tkcc.ir.graph import ARGUMENT, PARAMETER, STATE, Function, Module, Value
 from tkcc.ir.passes.clean import remove_dead
@@ -87,11 +88,12 @@ def _is_array(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """One flat input: its role, name and array (or struct)."""
+    """One flat input: its role, name, array (or struct), and the argument it is part of."""
 
     role: str
     name: str
     value: Any
+    argument: str = ""
 
 
 def _trace(call: Call, prefix: str) -> tuple[Function, dict[str, Any]]:
@@ -108,12 +110,24 @@ def _trace(call: Call, prefix: str) -> tuple[Function, dict[str, Any]]:
             f"the function cannot be traced: {str(error).splitlines()[0]}",
             remedy="it must be a pure JAX function of its arguments",
         ) from error
-    constants = Constants(prefix)
+    _check_names(leaves)
+    constants = Constants(prefix, taken={leaf.name for leaf in leaves})
     function = _import(closed, leaves, constants)
-    states = [leaf for leaf in leaves if leaf.role == STATE]
+    states = _in_order([leaf for leaf in leaves if leaf.role == STATE], call.state)
     function = _with_outputs(function, shape, states, call)
     held = {leaf.name: leaf.value for leaf in leaves if leaf.role == PARAMETER}
     return remove_dead(_drop_unused_parameters(function)), {**held, **constants.values}
+
+
+def _check_names(leaves: Sequence[_Leaf]) -> None:
+    """Parameters and state are matched by name, so no two may share one."""
+    counts = collections.Counter(leaf.name for leaf in leaves if leaf.role != ARGUMENT)
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        raise LoweringError(
+            f"two parameters or states are named {twice[0]!r}",
+            remedy="rename the dictionary keys whose dotted paths are equal",
+        )
 
 
 def _struct(leaf: _Leaf) -> jax.ShapeDtypeStruct:
@@ -122,12 +136,16 @@ def _struct(leaf: _Leaf) -> jax.ShapeDtypeStruct:
             f"argument {leaf.name} is a {type(leaf.value).__name__}, not an array",
             remedy="close over it, or pass arrays, numbers and pytrees of them",
         )
-    aval = jax.typeof(leaf.value) if not hasattr(leaf.value, "dtype") else leaf.value
-    return type_of(aval).struct()
+    is_struct = isinstance(leaf.value, jax.ShapeDtypeStruct)
+    return type_of(leaf.value if is_struct else jax.typeof(leaf.value)).struct()
 
 
 def _import(closed: Any, leaves: Sequence[_Leaf], constants: Constants) -> Function:
-    inputs = tuple(Value(type_of(_struct(leaf)), leaf.name) for leaf in leaves)
+    jaxpr, _ = parts(closed)  # its types are those that JAX gives the arguments
+    inputs = tuple(
+        Value(aval_type(variable), leaf.name)
+        for variable, leaf in zip(jaxpr.invars, leaves, strict=True)
+    )
     importer = Importer(constants)
     outputs = importer.run(closed, inputs, "")
     captured = tuple(importer.captured.values())
@@ -203,7 +221,7 @@ def _argument_leaves(call: Call, names: list[str]) -> tuple[list[_Leaf], Any]:
     for name, value in zip(names, call.args, strict=True):
         role = PARAMETER if name in call.parameters else STATE if name in call.state else ARGUMENT
         for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-            leaves.append(_Leaf(role, name + _path_text(path), leaf))
+            leaves.append(_Leaf(role, name + _path_text(path), leaf, name))
     return leaves, jax.tree.structure(call.args)
 
 
@@ -224,12 +242,21 @@ def _with_outputs(function: Function, shape: Any, states: Sequence[_Leaf], call:
         )
     # Own (nnx) state stands first among the inputs but last among the outputs.
     order = [*states[own:], *states[:own]]
-    at = {leaf.name: i for i, leaf in enumerate(states)}
-    inputs = [i for i, role in enumerate(function.roles) if role == STATE]
-    aliases = tuple((plain + i, inputs[at[leaf.name]]) for i, leaf in enumerate(order))
+    at = {
+        value.name: i
+        for i, (value, role) in enumerate(zip(function.inputs, function.roles, strict=True))
+        if role == STATE
+    }
+    aliases = tuple((plain + i, at[leaf.name]) for i, leaf in enumerate(order))
     _check_state_types(function, aliases)
     names = _output_names(returned, plain, call) + [leaf.name for leaf in order]
     return function.replace(aliases=aliases, output_names=tuple(names))
+
+
+def _in_order(states: list[_Leaf], names: Sequence[str]) -> list[_Leaf]:
+    """Own (nnx) state first, then that of the named arguments, in the order of `names`."""
+    place = {name: position for position, name in enumerate(names)}
+    return sorted(states, key=lambda leaf: place.get(leaf.argument, -1))
 
 
 def _check_state_types(function: Function, aliases: Sequence[tuple[int, int]]) -> None:

@@ -1,0 +1,12 @@
+"""decode_attention: one query per sequence against its cache of keys and values."""
+
+from tkcc.backends.xla.kernels.decode_attention.base import reference
+from tkcc.backends.xla.kernels.decode_attention.pallas import (
+    Config,
+    decode_attention,
+    refuses,
+    schedules,
+    vmem_bytes,
+)
+
+__all__ = ["Config", "decode_attention", "reference", "refuses", "schedules", "vmem_bytes"]

@@ -1,0 +1,20 @@
+"""swiglu_mlp: a gated feed-forward layer (gate, up, activation, down) as one kernel."""
+
+from tkcc.backends.xla.kernels.swiglu_mlp.base import ACTIVATIONS, reference
+from tkcc.backends.xla.kernels.swiglu_mlp.pallas import (
+    Config,
+    refuses,
+    schedules,
+    swiglu_mlp,
+    vmem_bytes,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "Config",
+    "reference",
+    "refuses",
+    "schedules",
+    "swiglu_mlp",
+    "vmem_bytes",
+]

@@ -1,0 +1,126 @@
+"""One number per node, equal for nodes that could be the same node of two layers.
+
+Equal symbols mean: same op, attributes, regions, operand types, result types, and equal constants
+as operands. What the operands are is left to `tkcc.ir.passes.rolling.chunks`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+
+from tkcc.ir.attributes import format_attribute
+from tkcc.ir.graph import PARAMETER, Function, Node, Value
+from tkcc.ir.hashing import function_hash
+from tkcc.ir.passes.clean import with_operands
+from tkcc.ir.passes.rolling.rows import Define, definer
+
+# Ops that only pick or arrange data: where they read inputs alone, they run before the layers.
+_PICKS = {
+    "lax.slice",
+    "lax.dynamic_slice",
+    "lax.squeeze",
+    "lax.reshape",
+    "lax.expand_dims",
+    "lax.broadcast_in_dim",
+    "lax.split",
+    "reshape",
+    "split",
+}
+# Ops whose operands from this position on say where to read or write, so layers may differ.
+INDEXED = {
+    "lax.dynamic_slice": 1,
+    "lax.gather": 1,
+    "lax.scatter": 1,
+    "lax.dynamic_update_slice": 2,
+}
+
+
+def literals(function: Function) -> dict[Value, str]:
+    """A content hash of every value that is computed from constants alone."""
+    known: dict[Value, str] = {}
+    for node in function.nodes:
+        if all(value in known for value in node.operands):
+            text = f"{_head(node)} {[known[value] for value in node.operands]}"
+            for position, value in enumerate(node.results):
+                known[value] = hashlib.sha256(f"{position} {text}".encode()).hexdigest()
+    return known
+
+
+def early_nodes(function: Function) -> set[Node]:
+    """Nodes that can run before all layers: they depend on parameters and constants only, or pick
+    a part of an input (such as one layer's weights out of stacked ones)."""
+    by_role = zip(function.inputs, function.roles, strict=True)
+    fixed = {value for value, role in by_role if role == PARAMETER}
+    picked = set(function.inputs)
+    early = set()
+    for node in function.nodes:
+        is_fixed = all(value in fixed for value in node.operands)
+        is_pick = node.op in _PICKS and all(value in picked for value in node.operands)
+        if is_fixed:
+            fixed.update(node.results)
+        if is_fixed or is_pick:
+            picked.update(node.results)
+            early.add(node)
+    return early
+
+
+def share_early(function: Function) -> Function:
+    """Merge equal early nodes, so that layers which compute the same constant read one value."""
+    early = early_nodes(function)
+    replaced: dict[Value, Value] = {}
+    seen: dict[Hashable, Node] = {}
+    nodes = []
+    for original in function.nodes:
+        node = with_operands(original, replaced)
+        if original in early:
+            known = seen.setdefault((_head(node), node.operands), node)
+            if known is not node:
+                replaced.update(zip(node.results, known.results, strict=True))
+                continue
+        nodes.append(node)
+    if not replaced:
+        return function
+    outputs = tuple(replaced.get(value, value) for value in function.outputs)
+    return function.replace(nodes=tuple(nodes), outputs=outputs)
+
+
+def _head(node: Node) -> str:
+    """Op, optional operands, attributes and regions as text."""
+    attributes = ",".join(f"{key}={format_attribute(value)}" for key, value in node.attributes)
+    regions = ",".join(function_hash(region) for region in node.regions)
+    return f"{node.op} {','.join(node.keys)} {{{attributes}}} <{regions}>"
+
+
+class SymbolTable:
+    """Numbers nodes; remembers them, so that asking again after a change costs little."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[Node, int] = {}
+
+    def number(self, node: Node, literal: dict[Value, str]) -> int:
+        """The node's symbol. `literal` is what `literals` gave for its function."""
+        if node not in self._known:
+            key = self._key(node, literal)
+            self._known[node] = self._numbers.setdefault(key, len(self._numbers))
+        return self._known[node]
+
+    def _key(self, node: Node, literal: dict[Value, str]) -> Hashable:
+        free_from = INDEXED.get(node.op, len(node.operands))
+        operands = tuple(
+            value.type if position >= free_from else (value.type, literal.get(value))
+            for position, value in enumerate(node.operands)
+        )
+        return (_head(node), operands, tuple(value.type for value in node.results))
+
+
+__all__ = [
+    "INDEXED",
+    "Define",
+    "SymbolTable",
+    "definer",
+    "early_nodes",
+    "literals",
+    "share_early",
+]

@@ -1,0 +1,1 @@
+"""Reading plain code: dimensions as named axes, scalars, index arithmetic, masks."""

@@ -1,0 +1,1 @@
+"""Language models with real weights, written in Flax nnx. See `tkcc.models.registry`."""
