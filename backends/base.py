@@ -104,9 +104,11 @@ class Provenance:
 class Costs:
     """What a compiler says about one function; None where it does not say.
 
-    `flops`: floating-point operations. `bytes`: bytes that the compiled ops move, copies between
-    memories included. `seconds`: the compiler's own guess of a step's time. `peak_bytes`: device
-    memory that one call needs: arguments, outputs that do not overwrite an argument, temporaries.
+    `flops`: floating-point operations. `bytes`: bytes that the ops move, copies between memories
+    included where the compiler counts. `seconds`: the compiler's own guess of a call's time.
+    `peak_bytes`: device memory that one call needs: arguments, outputs that do not overwrite an
+    argument, temporaries. `loops_counted_once`: loops whose trip count is unknown, so that the
+    figures hold one run of their bodies.
     """
 
     provenance: Provenance
@@ -118,6 +120,7 @@ class Costs:
     output_bytes: int | None = None
     alias_bytes: int | None = None
     temporary_bytes: int | None = None
+    loops_counted_once: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,9 +169,9 @@ class Program:
     `module` is what was compiled: the caller's module, hoisted. `functions` are the step functions
     that can be run. `key` is equal for equal module, schedule, target and compiler version.
     `report` says op by op what runs how. `sources` holds texts by name (`decode.stablehlo`,
-    `decode.hlo`, `decode.mlp.pallas`). `costs` are by function. `compile_seconds` is what
-    compiling took when it was done. `artifacts` is what the backend's own runtime runs, by
-    function; empty if there is nothing to run here.
+    `decode.hlo`, `decode.mlp.pallas`), made when they are read. `costs` are by function.
+    `compile_seconds` is what compiling took when it was done. `artifacts` is what the backend's own
+    runtime runs, by function; empty if there is nothing to run here.
     """
 
     module: Module

@@ -13,18 +13,21 @@ from typing import Any, ClassVar
 
 import jax
 
-from tkcc.backends.base import Backend, Costs, Program, Provenance, Ran, Schedule, Target
+from tkcc.backends.base import Backend, Costs, Program, Ran, Schedule, Target
 from tkcc.backends.xla import kernel_calls, options, tpu
 from tkcc.backends.xla.cache import LeastRecentlyUsed, program_key
-from tkcc.backends.xla.compile import Executable, compile_function
+from tkcc.backends.xla.compile import Executable, Settings, compile_function
+from tkcc.backends.xla.costs import ir_costs
 from tkcc.backends.xla.forms import check_special_functions, special_functions
 from tkcc.backends.xla.placement import Placement, place_module
 from tkcc.backends.xla.platform import local_device, require_device, select_platforms
 from tkcc.backends.xla.runtime import XlaRuntime
+from tkcc.backends.xla.sources import LazyTexts
 from tkcc.ir.errors import BackendError
-from tkcc.ir.graph import Module, Node
+from tkcc.ir.graph import Function, Module, Node
 from tkcc.ir.op import lookup
 from tkcc.ir.ops.collectives import Collective
+from tkcc.ir.passes.hoist import hoist
 
 CACHED_PROGRAMS = 128
 _FORMAT = 1  # of compiled programs; raise it when equal input gives another program
@@ -53,8 +56,9 @@ class _Work:
     key: str
 
     @property
-    def functions(self) -> tuple[str, ...]:
-        return (*self.steps, *special_functions(self.module))
+    def functions(self) -> dict[str, Function]:
+        """What is compiled, by name."""
+        return {n: self.module.functions[n] for n in self.steps} | special_functions(self.module)
 
     @property
     def report(self) -> tuple[Ran, ...]:
@@ -65,7 +69,7 @@ class _Work:
 class _Made:
     """What the compiler gave."""
 
-    sources: dict[str, str]
+    sources: Mapping[str, str]
     costs: dict[str, Costs]
     seconds: float
     artifacts: dict[str, Executable]
@@ -161,9 +165,10 @@ class XlaBackend(Backend):
             return error
 
     def _work(self, request: Request) -> _Work:
-        module, target, schedule = request.module, request.target, request.schedule
+        target, schedule = request.target, request.schedule
         self._check_target(target)
-        check_special_functions(module)
+        check_special_functions(request.module)
+        module = hoist(request.module)
         steps = _step_names(module, request.functions)
         placements = place_module(module, schedule, target)
         settings = options.compiler_options(schedule, target)
@@ -227,25 +232,32 @@ def _needs_child(work: _Work, devices: Mapping[Target, Any]) -> bool:
 def _made_here(work: _Work, device: Any) -> _Made | BackendError:
     """Compile for a device of this machine, in this process; the result can run."""
     began = time.perf_counter()
-    provenance = Provenance.estimated(f"XLA of jaxlib {_installed('jaxlib')}")
-    sources: dict[str, str] = {}
+    sources = LazyTexts({})
     costs, artifacts = {}, {}
     try:
-        device = device if device is not None else require_device(work.target)
-        for name in work.functions:
-            function, placement = work.module.functions[name], work.placements[name]
-            done = compile_function(name, function, placement, device, work.options, provenance)
-            sources.update(done.sources)
-            costs[name], artifacts[name] = done.costs, done.executable
+        found = device if device is not None else require_device(work.target)
+        settings = Settings(found, work.options)
+        for name, function in work.functions.items():
+            placement = work.placements[name]
+            done = compile_function(name, function, placement, settings)
+            sources = sources.joined(done.sources)
+            costs[name], artifacts[name] = ir_costs(done), done.executable
     except BackendError as error:
         return error
     return _Made(sources, costs, time.perf_counter() - began, artifacts)
 
 
+def _sent(work: _Work) -> Module:
+    """The module with its conversions trimmed; the child compiles functions as they stand."""
+    return work.module.replace(functions={**work.module.functions, **work.functions})
+
+
 def _made_in_child(works: Sequence[_Work], time_limit: float) -> dict[str, _Made | BackendError]:
     if not works:
         return {}
-    jobs = [tpu.Job(work.module, work.target, work.schedule, work.functions) for work in works]
+    jobs = [
+        tpu.Job(_sent(work), work.target, work.schedule, tuple(work.functions)) for work in works
+    ]
     answers = tpu.compile_jobs(jobs, time_limit)
     return {
         work.key: answer

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.metadata
 from typing import Any
 
 import jax
 
-from tkcc.backends.base import Costs, Provenance
 from tkcc.backends.xla.placement import Placement
+from tkcc.backends.xla.sources import LazyTexts
 from tkcc.ir.errors import BackendError
-from tkcc.ir.evaluate import evaluate
+from tkcc.ir.evaluate import Override, evaluate
 from tkcc.ir.graph import Function
 
 
@@ -25,35 +27,84 @@ class Executable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compiled:
-    """What compiling one function gave."""
+    """What compiling one function gave. `sources` are texts by name."""
 
     executable: Executable
-    sources: dict[str, str]
-    costs: Costs
+    sources: LazyTexts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Settings:
+    """What a function is compiled for: a device (a local one, or one of a topology without
+    hardware) and compiler settings."""
+
+    device: Any
+    options: dict[str, Any]
 
 
 def compile_function(
-    name: str, function: Function, placement: Placement, device: Any, options: dict[str, Any]
+    name: str, function: Function, placement: Placement, settings: Settings
 ) -> Compiled:
-    """Compile for one device (a local one, or one of a topology without hardware).
+    """Compile a function; state inputs that an output replaces are donated.
 
-    State inputs that an output replaces are donated. Raises BackendError with the compiler's
-    reason.
+    Raises BackendError with the compiler's reason.
     """
     order = _output_order(name, function)
-    lowered, compiled = _compile(name, function, placement.override, device, options, order)
-    sources = {
-        f"{name}.stablehlo": lowered.as_text(),
-        f"{name}.hlo": _optimised_text(compiled),
+    lowered = lower(name, function, placement.override, settings, order)
+    compiled = finish(name, lowered, settings)
+    texts = {
+        f"{name}.stablehlo": lowered.as_text,
+        f"{name}.hlo": functools.partial(_optimised_text, compiled),
         **placement.sources(),
     }
-    return Compiled(Executable(compiled, function, order), sources, lowered)
+    return Compiled(Executable(compiled, function, order), LazyTexts(texts))
 
 
-def compiler_figures(compiled: Compiled, placement: Placement, device: Any, options: Any) -> Costs:
+def lower(
+    name: str,
+    function: Function,
+    override: Override,
+    settings: Settings,
+    order: tuple[int, ...] | None = None,
+) -> Any:
+    """Trace and lower with an override in place. Raises BackendError if JAX refuses."""
+    kept = _output_order(name, function) if order is None else order
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        outputs = evaluate(function, inputs, override)
+        return tuple(outputs[i] for i in kept)
+
+    run.__name__ = run.__qualname__ = name
+    donated = tuple(sorted(position for _, position in function.aliases))
+    try:
+        return jax.jit(run, donate_argnums=donated).lower(*_structs(function, settings.device))
+    except (NotImplementedError, ValueError, TypeError) as error:
+        raise BackendError(
+            f"JAX cannot lower {name} for {settings.device.platform}: {first_line(error)}",
+            remedy="rewrite the op that the reason names, or use another target",
+        ) from error
+
+
+def finish(name: str, lowered: Any, settings: Settings) -> Any:
+    """Run XLA's compiler. Raises BackendError with its reason."""
+    try:
+        return lowered.compile(compiler_options=settings.options or None)
+    except jax.errors.JaxRuntimeError as error:
+        raise BackendError(
+            f"XLA cannot compile {name}: {first_line(error)}",
+            remedy="see the reason; a kernel's config or a compiler setting may be at fault",
+        ) from error
+
+
 def first_line(error: Exception) -> str:
     """The part of JAX's message that a person reads; whole programs follow it."""
     return (str(error).splitlines() or [type(error).__name__])[0][:500]
+
+
+def _structs(function: Function, device: Any) -> list[jax.ShapeDtypeStruct]:
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    plain = [value.type.struct() for value in function.inputs]
+    return [jax.ShapeDtypeStruct(item.shape, item.dtype, sharding=sharding) for item in plain]
 
 
 def _output_order(name: str, function: Function) -> tuple[int, ...]:
@@ -71,54 +122,9 @@ def _output_order(name: str, function: Function) -> tuple[int, ...]:
     return (*state, *(i for i in range(len(function.outputs)) if i not in state))
 
 
-def _lower(
-    name: str, function: Function, placement: Placement, device: Any, order: tuple[int, ...]
-) -> Any:
-    sharding = jax.sharding.SingleDeviceSharding(device)
-
-    def run(*inputs: Any) -> tuple[Any, ...]:
-        outputs = evaluate(function, inputs, placement.override)
-        return tuple(outputs[i] for i in order)
-
-    run.__name__ = run.__qualname__ = name
-    donated = tuple(sorted(position for _, position in function.aliases))
-    structs = []
-    for value in function.inputs:
-        struct = value.type.struct()
-        structs.append(jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding))
+def _optimised_text(compiled: Any) -> str:
     try:
-        return jax.jit(run, donate_argnums=donated).lower(*structs)
-    except (NotImplementedError, ValueError, TypeError) as error:
-        raise BackendError(
-            f"JAX cannot lower {name} for {device.platform}: {first_line(error)}",
-            remedy="see the reason; the report of a smaller schedule shows what else can run it",
-        ) from error
-
-
-def _costs(compiled: Any, provenance: Provenance) -> Costs:
-    """The compiler's figures; those that this compiler does not give are None."""
-    found = compiled.cost_analysis() or {}
-    memory = compiled.memory_analysis()
-    figures = Costs(
-        provenance,
-        flops=_figure(found, "flops"),
-        bytes=_figure(found, "bytes accessed"),
-        seconds=_figure(found, "optimal_seconds"),
-    )
-    if memory is None:
-        return figures
-    arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
-    aliased, temporary = memory.alias_size_in_bytes, memory.temp_size_in_bytes
-    return dataclasses.replace(
-        figures,
-        peak_bytes=arguments + outputs - aliased + temporary,
-        argument_bytes=arguments,
-        output_bytes=outputs,
-        alias_bytes=aliased,
-        temporary_bytes=temporary,
-    )
-
-
-def _figure(found: Any, key: str) -> float | None:
-    value = found.get(key)
-    return float(value) if value is not None and value > 0 else None
+        return str(compiled.as_text())
+    except jax.errors.JaxRuntimeError as error:  # jaxlib is older than libtpu's HLO
+        version = importlib.metadata.version("jaxlib")
+        return f"// jaxlib {version} cannot read this HLO: {first_line(error)}\n"

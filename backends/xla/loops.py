@@ -34,14 +34,15 @@ class Figures:
         return Figures(*(None if None in (a, b) else a + times * b for a, b in pairs))
 
 
-_NOTHING = Figures(0.0, 0.0, 0.0)
 Measure = Callable[[Override], Figures]  # compile with this override, and read the figures
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Loop:
+class Scan:
+    """A scan of two steps or more, and those inside its body."""
+
     node: Node
-    inner: tuple[_Loop, ...]
+    inner: tuple[Scan, ...]
 
     @property
     def runs(self) -> int:
@@ -63,9 +64,9 @@ def with_loops(
     counted once.
     """
     loops = tuple(_loops(function, placement))
-    if not loops:
+    everything = scans(function, placement)
+    if not everything:
         return once
-    everything = list(_flat(loops))
     nodes = frozenset(loop.node for loop in everything)
     single = measure(_cut(nodes, None, placement))
     shares = {
@@ -79,25 +80,30 @@ def with_loops(
     return total
 
 
-def _loops(function: Function, placement: Placement) -> Iterator[_Loop]:
+def _loops(function: Function, placement: Placement) -> Iterator[Scan]:
     """The function's outermost scans of two steps or more that `evaluate` reaches."""
     for node in function.nodes:
         if node.op.startswith("lax.") or node in placement.calls:
             continue
         inner = tuple(loop for region in node.regions for loop in _loops(region, placement))
         if node.op == "scan" and node.attribute("length") > 1:
-            yield _Loop(node, inner)
+            yield Scan(node, inner)
         else:
             yield from inner
 
 
-def _flat(loops: Sequence[_Loop]) -> Iterator[_Loop]:
+def scans(function: Function, placement: Placement) -> list[Scan]:
+    """Every scan of two steps or more that `evaluate` reaches, outer ones first."""
+    return list(_flat(tuple(_loops(function, placement))))
+
+
+def _flat(loops: Sequence[Scan]) -> Iterator[Scan]:
     for loop in loops:
         yield loop
         yield from _flat(loop.inner)
 
 
-def _cost(loop: _Loop, shares: dict[Node, Figures], times: Callable[[_Loop], int]) -> Figures:
+def _cost(loop: Scan, shares: dict[Node, Figures], times: Callable[[Scan], int]) -> Figures:
     """One run of a body whose inner loops run `times` times."""
     cost = shares[loop.node]
     for inner in loop.inner:
@@ -142,4 +148,3 @@ def _written(
         for step, items in enumerate(slices):
             whole = lax.dynamic_update_index_in_dim(whole, items[number], step, 0)
         yield whole
-

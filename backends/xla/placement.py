@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tkcc.backends.base import Ran, Schedule, Site, Target
@@ -28,15 +29,14 @@ class Placement:
         call = self.calls.get(node)
         return None if call is None else call(operands)
 
-    def sources(self) -> dict[str, str]:
-        """Kernel texts by name, `decode.mlp.pallas`."""
-        found: dict[str, str] = {}
+    def sources(self) -> dict[str, Callable[[], str]]:
+        """Makers of the kernels' texts by name, `decode.mlp.pallas`."""
+        found: dict[str, Callable[[], str]] = {}
         for node, call in self.calls.items():
             name = f"{call.site.function}.{call.site.label or call.site.key}"
-            taken = f"{name}.pallas" in found
-            found[f"{name}@{call.site.key}.pallas" if taken else f"{name}.pallas"] = call.source(
-                node
-            )
+            if f"{name}.pallas" in found:
+                name = f"{name}@{call.site.key}"
+            found[f"{name}.pallas"] = functools.partial(call.source, node)
         return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from tkcc.backends.base import Program
 from tkcc.backends.xla.binding import Arrays, call_by_name
 from tkcc.backends.xla.cache import function_key
-from tkcc.backends.xla.forms import Types, baseline_types, packed_names
+from tkcc.backends.xla.forms import Types, baseline_types, packed_names, special_functions
 from tkcc.ir.errors import BackendError
 from tkcc.ir.graph import PACK, UNPACK
 from tkcc.ir.types import TensorType, is_key_dtype, type_of
@@ -52,13 +52,13 @@ def carried(old: Program, new: Program, state: Arrays) -> tuple[Arrays, int]:
 
 def _form(program: Program) -> list[str]:
     """Equal for programs that keep state in the same form."""
-    functions = program.module.functions
-    return [function_key(functions[name]) for name in (PACK, UNPACK) if name in functions]
+    special = special_functions(program.module)
+    return [function_key(special[name]) for name in (PACK, UNPACK) if name in special]
 
 
 def to_baseline(program: Program, state: Arrays) -> tuple[Arrays, int]:
     """The state in the baseline's form, and the bytes that were rewritten for it."""
-    if UNPACK not in program.module.functions:
+    if UNPACK not in special_functions(program.module):
         return dict(state), 0
     made = call_by_name(program.artifacts[UNPACK], state)
     packed = packed_names(program.module)
@@ -73,7 +73,7 @@ def from_baseline(program: Program, baseline: Arrays) -> tuple[Arrays, int]:
     """
     wanted = baseline_types(program.module)
     _check_state(program, wanted, baseline)
-    if PACK not in program.module.functions:
+    if PACK not in special_functions(program.module):
         return dict(baseline), 0
     made = call_by_name(program.artifacts[PACK], baseline)
     replaced = set(wanted) - set(program.module.state)

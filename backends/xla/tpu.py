@@ -124,8 +124,6 @@ def _read(answer: dict[str, Any]) -> Answer | BackendError:
     if "error" in answer:
         error = answer["error"]
         return BackendError(error["what"], where=error["where"], remedy=error["remedy"])
-    costs = {}
-    for name, figures in answer["costs"].items():
-        provenance = Provenance.estimated(f"libtpu {answer['libtpu']}")
-        costs[name] = Costs(provenance, **figures)
+    provenance = Provenance.estimated(answer["by"])
+    costs = {name: Costs(provenance, **figures) for name, figures in answer["costs"].items()}
     return Answer(answer["sources"], costs, answer["seconds"])

@@ -19,9 +19,10 @@ import jax
 from jax.experimental import topologies
 
 from tkcc.backends import catalogue
-from tkcc.backends.base import Provenance, Schedule, Target
+from tkcc.backends.base import Costs, Schedule, Target
 from tkcc.backends.xla import options
-from tkcc.backends.xla.compile import compile_function
+from tkcc.backends.xla.compile import Settings, compile_function
+from tkcc.backends.xla.costs import compiler_costs
 from tkcc.backends.xla.placement import place_module
 from tkcc.ir.errors import BackendError, TkccError
 from tkcc.ir.text import parse_module
@@ -52,24 +53,21 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
     target, schedule = Target.parse(job["target"]), Schedule.parse(job["schedule"])
     module = parse_module(job["module"], "the request")
     placements = place_module(module, schedule, target)
-    settings = options.compiler_options(schedule, target)
-    version = importlib.metadata.version("libtpu")
-    provenance = Provenance.estimated(f"libtpu {version}")
+    settings = Settings(_device(target), options.compiler_options(schedule, target))
+    by = f"libtpu {importlib.metadata.version('libtpu')}"
     sources: dict[str, str] = {}
     costs: dict[str, Any] = {}
     began = time.perf_counter()
     for name in job["functions"]:
         function, placement = module.functions[name], placements[name]
         try:
-            made = compile_function(
-                name, function, placement, _device(target), settings, provenance
-            )
+            made = compile_function(name, function, placement, settings)
+            costs[name] = _plain(compiler_costs(name, made, placement, settings, by))
         except BackendError as error:
             raise _out_of_memory(name, target, error) or error from error
         sources.update(made.sources)
-        costs[name] = _figures(made.costs)
     seconds = time.perf_counter() - began
-    return {"sources": sources, "costs": costs, "seconds": seconds, "libtpu": version}
+    return {"sources": sources, "costs": costs, "seconds": seconds, "by": by}
 
 
 @functools.cache
@@ -79,7 +77,7 @@ def _device(target: Target) -> Any:
     return topology.devices[0]
 
 
-def _figures(costs: Any) -> dict[str, Any]:
+def _plain(costs: Costs) -> dict[str, Any]:
     fields = [field.name for field in dataclasses.fields(costs) if field.name != "provenance"]
     return {name: getattr(costs, name) for name in fields}
 

@@ -37,6 +37,10 @@ def _require_width(what: str, x: TensorType, w: TensorType) -> None:
     )
 
 
+def _require_last_axis(x: TensorType) -> None:
+    require(x.rank >= 1, f"x is {x}, which has no last axis", "reshape it to [.., d]")
+
+
 def normalise_rms(x: Any, eps: float) -> Any:
     """x / rms(x) over the last axis, in float32 (float64 for float64)."""
     h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -78,6 +82,9 @@ class RmsNormalize(Op):
     name = "rms_normalize"
     operands = ("x",)
     attributes: ClassVar[dict[str, Any]] = {"eps": 1e-6}
+
+    def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
+        _require_last_axis(types[0])
 
     def reference(self, *operands: Any, **attributes: Any) -> Any:
         return normalise_rms(operands[0], attributes["eps"]).astype(operands[0].dtype)
@@ -154,6 +161,9 @@ class Softmax(Op):
 
     name = "softmax"
     operands = ("x",)
+
+    def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
+        _require_last_axis(types[0])
 
     def reference(self, *operands: Any, **attributes: Any) -> Any:
         return jax.nn.softmax(operands[0], axis=-1)

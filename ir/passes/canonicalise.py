@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tkcc.ir.attributes import MAX_DENSE_ELEMENTS, Dense
+from tkcc.ir.attributes import Dense
 from tkcc.ir.graph import Function, Module, Node, Value
 from tkcc.ir.op import build
 from tkcc.ir.passes.clean import each_function, remove_dead, share_common, with_operands
@@ -229,10 +229,13 @@ def _places(before: Dims, after: Dims) -> tuple[int, ...] | None:
 
 
 def _folded(node: Node, made: _Definitions) -> _Result:
-    """Evaluate an op that numpy rounds as XLA does, on small constants."""
+    """Evaluate an op that numpy rounds as XLA does, on constants of one element.
+
+    (Larger ones are often counts, whose arithmetic says more than its result.)
+    """
     result = node.results[0].type
     defined = [made.get(value) for value in node.operands]
-    if result.size > MAX_DENSE_ELEMENTS or any(d is None or d.op != "constant" for d in defined):
+    if result.size != 1 or any(d is None or d.op != "constant" for d in defined):
         return None
     arrays = [d.attribute("value").array() for d in defined if d is not None]
     with np.errstate(all="ignore"):

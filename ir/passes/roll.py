@@ -13,17 +13,16 @@ to `_prepare`. Per-layer state becomes one stacked state if every function agree
 
 from __future__ import annotations
 
-from tkcc.ir.graph import Function, Module, Node
+from collections.abc import Collection
+
+from tkcc.ir.graph import Function, Module, Node, Value
 from tkcc.ir.passes.clean import remove_dead
 from tkcc.ir.passes.rolling.apply import apply_plan
 from tkcc.ir.passes.rolling.periods import find_runs
-from tkcc.ir.passes.rolling.plan import Plan, Sequenced, best_plan
+from tkcc.ir.passes.rolling.plan import Plan, Sequenced, plans_for
 from tkcc.ir.passes.rolling.rows import undo_restacking
 from tkcc.ir.passes.rolling.state import merge_states, unmerged_states
 from tkcc.ir.passes.rolling.symbols import SymbolTable, early_nodes, literals, share_early
-
-_ROLLED_REGIONS = ("scan", "while", "cond")
-_PLANS_PER_PASS = 32
 
 
 def roll(module: Module, *, minimum: int = 2) -> Module:
@@ -42,42 +41,55 @@ def roll(module: Module, *, minimum: int = 2) -> Module:
     return merge_states(module.replace(functions={**module.functions, **rolled}))
 
 
-def roll_function(function: Function, minimum: int = 2) -> Function:
-    """Roll one function and, innermost last, the bodies of its loops and branches."""
+def roll_function(function: Function, minimum: int = 2, shared: Collection[Value] = ()) -> Function:
+    """Roll one function and then the bodies of its loops and branches.
+
+    `shared` are inputs that belong to no single layer: they may be read, but not stacked.
+    """
     table = SymbolTable()
     current = function
-    while (changed := _one_pass(current, table, minimum)) is not None:
+    while (changed := _one_pass(current, table, minimum, shared)) is not None:
         current = changed
     return _roll_regions(current, minimum)
 
 
-def _one_pass(function: Function, table: SymbolTable, minimum: int) -> Function | None:
+def _one_pass(
+    function: Function, table: SymbolTable, minimum: int, shared: Collection[Value]
+) -> Function | None:
     """Apply the best plans that do not overlap; None if there is none."""
-    shared = share_early(function)
-    plans = sorted(_plans(shared, table, minimum), key=lambda plan: -plan.saving)
-    current, used = shared, set[Node]()
-    for plan in plans:
-        if used.isdisjoint(plan.nodes) and plan.nodes <= set(current.nodes):
-            changed = apply_plan(current, plan)
-            current = changed if changed is not None else current
-            used |= plan.nodes if changed is not None else set()
+    current, used = share_early(function), set[Node]()
+    plans = _plans(current, table, minimum, shared)
+    for plan in sorted(plans, key=lambda plan: -plan.saving):
+        changed = apply_plan(current, plan) if used.isdisjoint(plan.nodes) else None
+        if changed is not None:
+            current = changed
+            used |= plan.nodes
     if not used:
         return None
     return remove_dead(undo_restacking(current))
 
 
-def _plans(function: Function, table: SymbolTable, minimum: int) -> list[Plan]:
+def _plans(
+    function: Function, table: SymbolTable, minimum: int, shared: Collection[Value]
+) -> list[Plan]:
     """Plans for the longest repetitions."""
     literal, early = literals(function), early_nodes(function)
     sequence = [node for node in function.nodes if node not in early]
-    given = Sequenced(function, sequence, early, lambda node: table.number(node, literal))
-    found: list[Plan] = []
-    for run in find_runs([given.symbol(node) for node in sequence]):
-        plan = best_plan(given, run, minimum)
-        if plan is not None:
-            found.append(plan)
-        if len(found) == _PLANS_PER_PASS:
-            break
+    symbol = lambda node: table.number(node, literal)  # noqa: E731
+    invariant = _computed_from(function, shared, literal)
+    given = Sequenced(function, sequence, early, symbol, literal, invariant)
+    return plans_for(given, find_runs([symbol(node) for node in sequence]), minimum)
+
+
+def _computed_from(
+    function: Function, values: Collection[Value], constants: Collection[Value]
+) -> set[Value]:
+    """The values, and what is computed from them and constants alone."""
+    found = set(values)
+    for node in function.nodes if found else ():
+        rest = [value for value in node.operands if value not in constants]
+        if rest and all(value in found for value in rest):
+            found.update(node.results)
     return found
 
 
@@ -89,11 +101,26 @@ def _roll_regions(function: Function, minimum: int) -> Function:
 
 
 def _with_rolled_regions(node: Node, minimum: int) -> Node:
-    if node.op not in _ROLLED_REGIONS:
+    counts = _shared_counts(node)
+    regions = tuple(
+        roll_function(region, minimum, region.inputs[:count])
+        for region, count in zip(node.regions, counts, strict=False)
+    )
+    if all(a is b for a, b in zip(regions, node.regions, strict=False)):
         return node
-    regions = tuple(roll_function(region, minimum) for region in node.regions)
-    changed = any(a is not b for a, b in zip(regions, node.regions, strict=True))
-    return node.replace(regions=regions) if changed else node
+    return node.replace(regions=regions)
+
+
+def _shared_counts(node: Node) -> list[int]:
+    """For each region that may be rolled, how many of its first inputs are the same in each step.
+
+    None of a group's: it is one kernel, and stays as it was drawn.
+    """
+    if node.op == "scan":
+        return [node.attribute("consts")]
+    if node.op == "while":
+        return [node.attribute("condition_consts"), node.attribute("body_consts")]
+    return [0] * len(node.regions) if node.op == "cond" else []
 
 
 __all__ = ["roll", "roll_function", "unmerged_states"]

@@ -42,15 +42,9 @@ def _denominator(reader: Reader, node: Node, side: int, dims: Dims) -> View | No
 
 
 def _is_sum_of(reader: Reader, total: View, exp: Node, dims: Dims) -> bool:
-    """Whether `total` is the sum of exp's result over its last axis.
-
-    JAX sums bfloat16 in float32 and rounds the sum; softmax leaves that rounding out or keeps it.
-    """
-    base = reader.base(total)
-    node = reader.node(base)
-    if node is not None and node.op == "lax.convert_element_type":
-        base = View(node.operands[0], base.dims)
-    found = read_sum(reader, base)
+    """Whether `total` is the sum of exp's result over its last axis (JAX sums bfloat16 in float32
+    and rounds the sum, as the reference of softmax does)."""
+    found = read_sum(reader, total)
     if found is None:
         return False
     summed, reduced = found

@@ -377,11 +377,12 @@ def _file(equation: Any) -> str:
         return cached[1]
     from jax._src import source_info_util
 
-    frame = source_info_util.user_frame(traceback)
     text = ""
-    if frame is not None:
+    for frame in source_info_util.user_frames(traceback):
         name = frame.file_name.replace(os.sep, "/")
         text = f"{'/'.join(name.split('/')[-2:])}:{frame.start_line}"
+        if not name.endswith("/ir/functional.py"):
+            break  # a tag is called by the line that the user wants to see
     if len(_FILES) > 100_000:
         _FILES.clear()
     _FILES[id(traceback)] = (traceback, text)

@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tkcc.backends.xla.kernels.operands import Operand, require, require_integers, require_shape
+from tkcc.backends.xla.kernels.operands import (
+    Dimensions,
+    Operand,
+    require,
+    require_integers,
+    require_shape,
+)
 
 Layout = Literal["bshd", "bhsd"]
 """Order of a cache's axes: [batch, key, key head, width] or [batch, key head, key, width]."""
@@ -39,7 +45,7 @@ def check(kernel: str, q: Operand, k: Operand, v: Operand, layout: str) -> Sizes
     require(kernel, layout in layouts, f"layout {layout!r} is none of {', '.join(layouts)}")
     require_shape(kernel, "q", q, {"B": None, "T": None, "H": None, "D": None})
     batch, queries, heads, width = q.shape
-    cache: dict[str, int | None] = {"B": batch, "S": None, "KH": None, "D": width}
+    cache: Dimensions = {"B": batch, "S": None, "KH": None, "D": width}
     if layout == "bhsd":
         cache = {dim: cache[dim] for dim in ("B", "KH", "S", "D")}
     require_shape(kernel, "k", k, cache)
@@ -53,7 +59,7 @@ def check(kernel: str, q: Operand, k: Operand, v: Operand, layout: str) -> Sizes
 def check_visibility(
     kernel: str, sizes: Sizes, positions: Operand, lengths: Operand | None, window: int | None
 ) -> None:
-    """ValueError unless positions is int32 [B, T], lengths int32 [B] or None, window >= 1 or None."""
+    """ValueError unless positions is int32 [B, T], lengths int32 [B] and window 1 or more."""
     require_shape(kernel, "positions", positions, {"B": sizes.batch, "T": sizes.queries})
     require_integers(kernel, "positions", positions)
     if lengths is not None:
@@ -101,9 +107,7 @@ def plain_attention(
 
 def _einsum(formula: str, left: jax.Array, right: jax.Array) -> jax.Array:
     precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else lax.Precision.DEFAULT
-    return jnp.einsum(
-        formula, left, right, precision=precision, preferred_element_type=jnp.float32
-    )
+    return jnp.einsum(formula, left, right, precision=precision, preferred_element_type=jnp.float32)
 
 
 def visible_keys(

@@ -24,14 +24,18 @@ def require(kernel: str, condition: bool, message: str) -> None:
         raise ValueError(f"{kernel}: {message}")
 
 
-def require_shape(kernel: str, name: str, operand: Operand, expected: dict[str, int | None]) -> None:
-    """Raise ValueError unless operand has these dimensions; None stands for any size from 1 on."""
+Dimensions = dict[str, int | None]
+"""Sizes by name; None stands for any size from 1 on."""
+
+
+def require_shape(kernel: str, name: str, operand: Operand, expected: Dimensions) -> None:
+    """Raise ValueError unless operand has these dimensions."""
     shape = tuple(operand.shape)
     fits = len(shape) == len(expected) and all(
         got >= 1 if want is None else got == want
         for got, want in zip(shape, expected.values(), strict=True)
     )
-    wanted = ", ".join(f"{dim}" if size is None else f"{dim}={size}" for dim, size in expected.items())
+    wanted = ", ".join(dim if size is None else f"{dim}={size}" for dim, size in expected.items())
     require(kernel, fits, f"{name} has shape {shape}, but must be [{wanted}]")
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
 
 Candidate = TypeVar("Candidate")
 
@@ -11,7 +13,7 @@ STEP_BYTES = 350_000
 overhead that JAX's Pallas documentation ("Pipelining and BlockSpecs" for TPU) gives, at 1 TB/s."""
 
 STEP_PRODUCTS = {"bfloat16": 1 << 28, "float32": 1 << 25}
-"""The most multiply-adds of one grid step. Mosaic unrolls a step, so larger ones take many seconds
+"""By dtype, the most multiply-adds of one grid step. Mosaic unrolls a step, so larger ones take many seconds
 to compile; a float32 product is unrolled into six bfloat16 ones and more."""
 
 
@@ -28,6 +30,14 @@ class Traffic:
     def cost(self) -> int:
         """A rank in bytes, to compare configurations of one case by; no prediction of time."""
         return self.moved + self.first + self.steps * STEP_BYTES
+
+
+def quick_to_compile(
+    candidates: Iterable[Candidate], products: Callable[[Candidate], int], dtype: Any
+) -> list[Candidate]:
+    """Candidates of which one grid step multiplies no more than STEP_PRODUCTS."""
+    limit = STEP_PRODUCTS.get(jnp.dtype(dtype).name, 0)
+    return [candidate for candidate in candidates if products(candidate) <= limit]
 
 
 def cheapest_first(

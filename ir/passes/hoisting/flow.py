@@ -98,6 +98,8 @@ class ParameterFlow:
 def can_move(node: Node) -> bool:
     """Groups are one kernel each and stay where they were drawn; collectives and questions about
     the platform mean something only inside the step."""
-    if node.op in ("group", "lax.platform_index") or isinstance(lookup(node.op), Collective):
+    if node.op in ("group", "lax.platform_index", "lax.axis_index") or isinstance(
+        lookup(node.op), Collective
+    ):
         return False
     return all(can_move(inner) for region in node.regions for inner in region.nodes)

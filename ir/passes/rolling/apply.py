@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
+import numpy as np
+
+from tkcc.ir.attributes import Dense
 from tkcc.ir.graph import Function, Node, Value
+from tkcc.ir.hashing import node_key
 from tkcc.ir.op import build
 from tkcc.ir.passes.clean import with_operands
 from tkcc.ir.passes.naming import shared_source, starred
@@ -19,6 +23,8 @@ from tkcc.ir.passes.rolling.chunks import (
 )
 from tkcc.ir.passes.rolling.plan import Plan
 from tkcc.ir.passes.rolling.rows import definer, stack, take_row
+from tkcc.ir.passes.rolling.symbols import same_rows
+from tkcc.ir.types import TensorType
 
 
 def apply_plan(function: Function, plan: Plan) -> Function | None:
@@ -27,15 +33,14 @@ def apply_plan(function: Function, plan: Plan) -> Function | None:
     Values read after the scan keep their identity, so nodes that only read them do not change.
     """
     after = dependents(function, plan.chunks)
-    if after is None:
+    if after is None or not plan.nodes <= set(function.nodes):
         return None
-    rolled = _Roller(function, plan)
-    nodes = rolled.nodes()
+    renamed = _lifted_values(plan)
+    nodes = _Roller(function, plan, renamed).nodes()
     once = {plan.chunks[0][place] for place in plan.lifted}
     outside = [node for node in function.nodes if node not in plan.nodes or node in once]
-    renamed = _lifted_values(plan)
     ordered = (
-        *(node for node in outside if node not in after),
+        *(with_operands(node, renamed) for node in outside if node not in after),
         *nodes,
         *(with_operands(node, renamed) for node in outside if node in after),
     )
@@ -44,13 +49,16 @@ def apply_plan(function: Function, plan: Plan) -> Function | None:
 
 
 def _lifted_values(plan: Plan) -> dict[Value, Value]:
-    """Later chunks' results of lifted nodes -> the first chunk's."""
-    return {
-        value: kept
-        for place in plan.lifted
-        for chunk in plan.chunks[1:]
-        for value, kept in zip(chunk[place].results, plan.chunks[0][place].results, strict=True)
-    }
+    """Results of lifted nodes -> those of the first one that computes the same."""
+    renamed: dict[Value, Value] = {}
+    seen: dict[Hashable, Node] = {}
+    for place in sorted(plan.lifted):
+        for chunk in plan.chunks:
+            node = with_operands(chunk[place], renamed)
+            known = seen.setdefault(node_key(node), node)
+            if known is not node:
+                renamed.update(zip(node.results, known.results, strict=True))
+    return renamed
 
 
 @dataclasses.dataclass
@@ -74,15 +82,21 @@ def _is_free(node: Node) -> bool:
     return grows or node.op in ("constant", "lax.iota")
 
 
+def _number(number: int) -> Node:
+    return build("constant", attributes={"value": Dense.of(np.int32(number))})
+
+
 class _Roller:
     """Builds the body, the scan, and what stacks its operands and takes its results apart."""
 
-    def __init__(self, function: Function, plan: Plan) -> None:
+    def __init__(self, function: Function, plan: Plan, renamed: dict[Value, Value]) -> None:
         self.function, self.plan, self.define = function, plan, definer(function)
+        self.renamed = renamed
         self.consts, self.carries, self.sliced = _Inputs(), _Inputs(), _Inputs()
         self.updates: dict[tuple[Value, ...], Place] = {}
         self.made: dict[Place, Value] = {}
         self.copied: dict[Value, Value] = {}
+        self.indices: dict[tuple[int, ...], Value] = {}
         self.constants: list[Node] = []
         self.body: list[Node] = []
 
@@ -100,12 +114,31 @@ class _Roller:
 
     def _copy(self, place: int, row: Sequence[Slot]) -> None:
         copies = [chunk[place] for chunk in self.plan.chunks]
-        node = copies[0]
-        results = tuple(Value(value.type) for value in node.results)
-        self.made.update({(place, i): value for i, value in enumerate(results)})
-        operands = tuple(self._read(slot) for slot in row)
+        operands = [self._read(slot) for slot in row]
         source = shared_source([copy.source for copy in copies])
-        self.body.append(node.replace(operands=operands, results=results, source=source))
+        if same_rows(copies):
+            results = tuple(Value(value.type) for value in copies[0].results)
+            node = copies[0].replace(operands=tuple(operands), results=results, source=source)
+        else:
+            node = self._picked(operands[0], copies).replace(source=source)
+        self.made.update({(place, i): value for i, value in enumerate(node.results)})
+        self.body.append(node)
+
+    def _picked(self, whole: Value, copies: Sequence[Node]) -> Node:
+        """`whole[i : i + 1]` for the i of the step."""
+        numbers = tuple(int(node.attribute("start_indices")[0]) for node in copies)
+        if numbers not in self.indices:
+            self.indices[numbers] = Value(TensorType("i32", ()))
+        zero = _number(0)
+        self.constants.append(zero)
+        shape = (1, *whole.type.shape[1:])
+        return build(
+            "lax.dynamic_slice",
+            whole,
+            self.indices[numbers],
+            *(zero.result for _ in shape[1:]),
+            attributes={"slice_sizes": shape},
+        )
 
     def _read(self, slot: Slot) -> Value:
         if slot.kind == INTERNAL:
@@ -124,6 +157,7 @@ class _Roller:
 
     def _const(self, value: Value) -> Value:
         """The value inside the body: an operand of the scan, or copied if that costs nothing."""
+        value = self.renamed.get(value, value)
         node = self.define(value)
         if node is None or not _is_free(node):
             return self.consts.get((value,))
@@ -141,11 +175,17 @@ class _Roller:
             made, value = stack(values, self.define)
             nodes += made
             operands.append(value)
+        for numbers in self.indices:
+            constants = [_number(number) for number in numbers]
+            made, value = stack([node.result for node in constants], self.define)
+            nodes += [*constants, *made]
+            operands.append(value)
         return nodes, operands
 
     def _scan(self, operands: Sequence[Value], outputs: tuple[Value, ...]) -> Node:
         kinds = (self.consts, self.carries, self.sliced)
         inputs = tuple(value for kind in kinds for value in kind.inner.values())
+        inputs += tuple(self.indices.values())
         sources = [node.source for chunk in self.plan.chunks for node in chunk[-1:]]
         return build(
             "scan",
@@ -180,18 +220,17 @@ class _Roller:
     def _split(
         self, scan: Node, read: dict[Place, list[int]], stacked: Sequence[Place]
     ) -> list[Node]:
-        """The scan, its final carries under the last chunk's values, and single rows."""
+        """The scan, its final carries under the last chunk's values, and rows of the rest."""
         last = len(self.plan.chunks) - 1
         results, rows, named = list(scan.results), [], set()
         for number, place in enumerate(self.updates.values()):
-            if place in read and last in read[place] and place not in named:
+            if place in read and place not in stacked and place not in named:
                 results[number] = self._outer(last, place)
                 named.add(place)
         for place, whole in zip(stacked, results[len(self.updates) :], strict=True):
             for number in read[place]:
-                if number != last or place not in named:
-                    piece, row = take_row(whole, number)
-                    rows += [piece, row.replace(results=(self._outer(number, place),))]
+                piece, row = take_row(whole, number)
+                rows += [piece, row.replace(results=(self._outer(number, place),))]
         return [scan.replace(results=tuple(results)), *rows]
 
     def _outer(self, number: int, place: Place) -> Value:

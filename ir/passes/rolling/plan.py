@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import numpy as np
 
 from tkcc.ir.graph import Function, Node, Value
 from tkcc.ir.passes.rolling.chunks import (
@@ -28,9 +30,11 @@ from tkcc.ir.passes.rolling.chunks import (
 from tkcc.ir.passes.rolling.periods import Run
 from tkcc.ir.passes.rolling.predecessor import predecessor
 from tkcc.ir.passes.rolling.rows import definer, rows_of
+from tkcc.ir.passes.rolling.symbols import same_rows
 
 MIN_SAVING = 8  # nodes; shorter chains without inputs of their own are left to be fused
 _MAX_STARTS = 4
+_MAX_VISITS = 64
 _MAX_GROUPING = 16
 
 Symbol = Callable[[Node], int]
@@ -38,12 +42,19 @@ Symbol = Callable[[Node], int]
 
 @dataclasses.dataclass(frozen=True)
 class Sequenced:
-    """A function, the nodes whose repetition counts (in order), and their symbols."""
+    """A function, the nodes whose repetition counts (in order), and their symbols.
+
+    `literal` are values computed from constants alone. `shared` are values that belong to no single
+    layer, and are not stacked: in a loop's body, what is the same in every step. Layers that read
+    different ones are of different kinds.
+    """
 
     function: Function
     sequence: list[Node]
     early: set[Node]
     symbol: Symbol
+    literal: Collection[Value]
+    shared: set[Value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +73,32 @@ class Plan:
     @functools.cached_property
     def nodes(self) -> set[Node]:
         return {node for chunk in self.chunks for node in chunk}
+
+
+def plans_for(given: Sequenced, runs: Sequence[Run], minimum: int) -> list[Plan]:
+    """Plans for the runs, which come in order of what they may save.
+
+    Runs inside the stretch of a plan that was found are skipped, and the work is bounded by a
+    multiple of the sequence's length.
+    """
+    found: list[Plan] = []
+    covered = np.zeros(len(given.sequence), np.bool_)
+    own = np.cumsum([0, *(_reads_own(given, node) for node in given.sequence)])
+    budget = _MAX_VISITS * len(given.sequence)
+    for run in runs:
+        has_own = own[run.stop] > own[run.start]
+        if run.removable <= (1 if has_own else MIN_SAVING) or covered[run.start : run.stop].all():
+            continue
+        budget -= run.stop - run.start
+        plan = best_plan(given, run, minimum) if budget > 0 else None
+        if plan is not None:
+            found.append(plan)
+            covered[run.start : run.stop] = True
+    return found
+
+
+def _reads_own(given: Sequenced, node: Node) -> bool:
+    return any(_is_own(given, value) for value in node.operands)
 
 
 def best_plan(given: Sequenced, run: Run, minimum: int) -> Plan | None:
@@ -129,13 +166,14 @@ def _plan_from(given: Sequenced, run: Run, start: int, minimum: int) -> Plan | N
     assert wiring is not None, "a window's chunks read alike"
     if not any(slot.kind == CARRY for slot in slots(wiring)):
         return None
-    if dependents(given.function, chunks) is None:
-        return None
     chunks, wiring = _with_predecessors(given, chunks, wiring)
     chunks, wiring = _without_repeated_slices(chunks, wiring)
     chunks, wiring = _absorbed(given, chunks, wiring)
-    lifted = _lifted(wiring)
+    lifted = _lifted(chunks, wiring)
     saving = _saving(given, chunks, wiring, lifted)
+    stacked = {value for slot in slots(wiring) if slot.kind == SLICED for value in slot.values}
+    if stacked & given.shared:
+        return None
     if len(chunks) < minimum or not _is_worth_it(given, wiring, saving):
         return None
     return Plan(chunks, wiring, lifted, saving)
@@ -197,7 +235,7 @@ def _absorbable(given: Sequenced, chunks: list[Chunk], wiring: Wiring) -> Iterat
     for slot in slots(wiring):
         makers = [define(value) for value in slot.values] if slot.kind == SLICED else [None]
         nodes = tuple(maker for maker in makers if maker is not None)
-        alike = len(nodes) == len(makers) and len(set(map(given.symbol, nodes))) == 1
+        alike = len(nodes) == len(makers) and _are_equal(given, nodes)
         if not alike or len(set(nodes)) < len(nodes) or nodes[0] in seen:
             continue
         if rows_of(slot.values, define) is None and all(
@@ -206,6 +244,11 @@ def _absorbable(given: Sequenced, chunks: list[Chunk], wiring: Wiring) -> Iterat
         ):
             seen.update(nodes)
             yield nodes
+
+
+def _are_equal(given: Sequenced, nodes: Chunk) -> bool:
+    """Whether the nodes do the same to what they read."""
+    return len({given.symbol(node) for node in nodes}) == 1 and same_rows(nodes)
 
 
 def _serves_only(
@@ -218,11 +261,11 @@ def _serves_only(
     )
 
 
-def _lifted(wiring: Wiring) -> frozenset[int]:
-    """Places that read the same in every chunk: computed once, before the scan."""
+def _lifted(chunks: Sequence[Chunk], wiring: Wiring) -> frozenset[int]:
+    """Places that compute the same in every chunk: once is enough, before the scan."""
     lifted: set[int] = set()
     for place, row in enumerate(wiring):
-        if all(
+        if same_rows([chunk[place] for chunk in chunks]) and all(
             slot.kind == CONST or (slot.kind == INTERNAL and slot.place[0] in lifted)
             for slot in row
         ):
@@ -246,6 +289,9 @@ def _saving(
 
 
 def _is_own(given: Sequenced, value: Value) -> bool:
+    """Whether the value is an input, or made of inputs before all layers."""
+    if value in given.literal:
+        return False
     found = given.function.definitions.get(value)
     return found is None or found[0] in given.early
 

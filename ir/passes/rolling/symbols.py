@@ -7,13 +7,13 @@ as operands. What the operands are is left to `tkcc.ir.passes.rolling.chunks`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+import itertools
+from collections.abc import Collection, Hashable, Sequence
 
 from tkcc.ir.attributes import format_attribute
 from tkcc.ir.graph import PARAMETER, Function, Node, Value
 from tkcc.ir.hashing import function_hash
 from tkcc.ir.passes.clean import with_operands
-from tkcc.ir.passes.rolling.rows import Define, definer
 
 # Ops that only pick or arrange data: where they read inputs alone, they run before the layers.
 _PICKS = {
@@ -27,6 +27,9 @@ _PICKS = {
     "reshape",
     "split",
 }
+_REAL = ("f", "bf", "c")  # dtypes of activations
+# Attributes that say which row is read, where one whole row of axis 0 is.
+ROW_ATTRIBUTES = {"start_indices", "limit_indices"}
 # Ops whose operands from this position on say where to read or write, so layers may differ.
 INDEXED = {
     "lax.dynamic_slice": 1,
@@ -48,18 +51,24 @@ def literals(function: Function) -> dict[Value, str]:
 
 
 def early_nodes(function: Function) -> set[Node]:
-    """Nodes that can run before all layers: they depend on parameters and constants only, or pick
-    a part of an input (such as one layer's weights out of stacked ones)."""
-    by_role = zip(function.inputs, function.roles, strict=True)
-    fixed = {value for value, role in by_role if role == PARAMETER}
+    """Nodes that can run before all layers, and are no step of any.
+
+    They depend on parameters and constants only; or on integers and constants only (positions,
+    masks, indices); or they pick a part of an input (one layer's weights out of stacked ones).
+    """
+    by_role = list(zip(function.inputs, function.roles, strict=True))
+    kinds = [
+        {value for value, role in by_role if role == PARAMETER},
+        {value for value in function.inputs if not value.type.dtype.startswith(_REAL)},
+    ]
     picked = set(function.inputs)
     early = set()
     for node in function.nodes:
-        is_fixed = all(value in fixed for value in node.operands)
+        fits = [all(value in kind for value in node.operands) for kind in kinds]
         is_pick = node.op in _PICKS and all(value in picked for value in node.operands)
-        if is_fixed:
-            fixed.update(node.results)
-        if is_fixed or is_pick:
+        for kind in itertools.compress(kinds, fits):
+            kind.update(node.results)
+        if any(fits) or is_pick:
             picked.update(node.results)
             early.add(node)
     return early
@@ -85,9 +94,24 @@ def share_early(function: Function) -> Function:
     return function.replace(nodes=tuple(nodes), outputs=outputs)
 
 
-def _head(node: Node) -> str:
+def picks_row(node: Node) -> bool:
+    """Whether the node is W[i : i + 1] for a fixed i."""
+    if node.op != "lax.slice" or node.results[0].type.shape[:1] != (1,):
+        return False
+    whole = node.operands[0].type.shape
+    return whole[0] > 1 and node.results[0].type.shape[1:] == whole[1:]
+
+
+def same_rows(nodes: Sequence[Node]) -> bool:
+    """Whether nodes of one symbol also read the same row."""
+    return not picks_row(nodes[0]) or len({node.attributes for node in nodes}) == 1
+
+
+def _head(node: Node, without: Collection[str] = ()) -> str:
     """Op, optional operands, attributes and regions as text."""
-    attributes = ",".join(f"{key}={format_attribute(value)}" for key, value in node.attributes)
+    attributes = ",".join(
+        f"{key}={format_attribute(value)}" for key, value in node.attributes if key not in without
+    )
     regions = ",".join(function_hash(region) for region in node.regions)
     return f"{node.op} {','.join(node.keys)} {{{attributes}}} <{regions}>"
 
@@ -112,15 +136,5 @@ class SymbolTable:
             value.type if position >= free_from else (value.type, literal.get(value))
             for position, value in enumerate(node.operands)
         )
-        return (_head(node), operands, tuple(value.type for value in node.results))
-
-
-__all__ = [
-    "INDEXED",
-    "Define",
-    "SymbolTable",
-    "definer",
-    "early_nodes",
-    "literals",
-    "share_early",
-]
+        head = _head(node, ROW_ATTRIBUTES if picks_row(node) else ())
+        return (head, operands, tuple(value.type for value in node.results))

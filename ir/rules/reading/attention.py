@@ -6,7 +6,7 @@ import dataclasses
 
 from tkcc.ir.graph import Node
 from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rules.reading.axes import Dim
+from tkcc.ir.rules.reading.axes import Dim, Dims
 from tkcc.ir.rules.reading.dots import plain_precision, read_dot
 from tkcc.ir.rules.reading.masks import Choice, Mask, opposite, read_choice, read_mask
 from tkcc.ir.rules.reading.views import Reader, View, holds_all
@@ -18,15 +18,10 @@ HIDDEN = -5e4
 
 @dataclasses.dataclass(frozen=True)
 class Hiding:
-    """Scores are kept where `mask` holds, and become `fill` elsewhere.
-
-    `test` is the boolean value behind it; scores are kept where it is `wanted`.
-    """
+    """Scores are kept where `mask` holds, and become `fill` elsewhere."""
 
     mask: Mask
     fill: float
-    test: View
-    wanted: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +35,16 @@ class Added:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """scale * (left . right), soft-capped, with hidings and additions in some order."""
+    """scale * (left . right), soft-capped, with hidings and additions in some order.
+
+    `left` and `right` are read back through layout ops; `paired` holds the dimensions (as they
+    stand in the product) that the two had in common there.
+    """
 
     left: View
     right: View
     summed: Dim
+    paired: Dims
     scale: float
     softcap: float | None
     hidings: tuple[Hiding, ...]
@@ -85,6 +85,10 @@ def read_probabilities(
     return None
 
 
+def _nothing(view: View, scale: float = 1.0) -> Scores:
+    return Scores(view, view, (), (), scale, None, (), ())
+
+
 class ScoreReader:
     """Walks back from the softmax's operand to the product of queries and keys."""
 
@@ -92,7 +96,7 @@ class ScoreReader:
         self.reader, self.editor = reader, editor
 
     def read(self, view: View) -> Scores | None:
-        return self._read(view, Scores(view, view, (), 1.0, None, (), ()))
+        return self._read(view, _nothing(view))
 
     def _read(self, view: View, so_far: Scores) -> Scores | None:
         while self.editor.use_count(view.value) == 1:
@@ -142,8 +146,7 @@ class ScoreReader:
             if fill is None:
                 continue
             fill *= so_far.scale
-            wanted = side == 0
-            hiding = Hiding(read_mask(self.reader, test, wanted), fill, test, wanted)
+            hiding = Hiding(read_mask(self.reader, test, wanted=side == 0), fill)
             changed = dataclasses.replace(so_far, hidings=(*so_far.hidings, hiding))
             return (cases[1 - side], changed) if fill <= HIDDEN else None
         return None
@@ -182,8 +185,14 @@ class ScoreReader:
         dot = read_dot(self.reader, node, view.dims)
         left, right = self._unscaled(dot.left), self._unscaled(dot.right)
         scale = so_far.scale * (so_far.softcap or 1.0) * left[1] * right[1]
+        paired = tuple(dim for dim in dot.left.dims if dim and dim in dot.right.dims)
         return dataclasses.replace(
-            so_far, left=left[0], right=right[0], summed=dot.summed, scale=scale
+            so_far,
+            left=left[0],
+            right=right[0],
+            summed=dot.summed,
+            paired=tuple(dim for dim in paired if not set(dim) & set(dot.summed)),
+            scale=scale,
         )
 
     def _unscaled(self, view: View) -> tuple[View, float]:
@@ -199,7 +208,7 @@ class ScoreReader:
             if earlier is None and node.op == "lax.convert_element_type":
                 earlier = View(node.operands[0], view.dims)
             if earlier is None and node.op in ("lax.mul", "lax.div"):
-                found = self._scaled(node, view, Scores(view, view, (), factor, None, (), ()))
+                found = self._scaled(node, view, _nothing(view, factor))
                 if found is not None and found[0].value.type.shape == view.value.type.shape:
                     earlier, factor = found[0], found[1].scale
             if earlier is None or not earlier.value.type.is_float:

@@ -11,6 +11,7 @@ from tkcc.ir.attributes import Dense, DType
 from tkcc.ir.graph import Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rules.reading.axes import Dim, flat, size_of
+from tkcc.ir.rules.reading.forms import Form
 from tkcc.ir.rules.reading.views import View
 from tkcc.ir.types import jax_dtype
 
@@ -134,3 +135,27 @@ def _expand(
         size_of(dim) if everything or any(d in have for d in dim) else 1 for dim in target
     ]
     return reshape(editor, spread, final)
+
+
+def integers(editor: Editor, form: Form, rows: Sequence[Dim]) -> Value:
+    """The value of an index form over `rows`, as i32 (every axis of the form stands there)."""
+    parts = [
+        _times(editor, arrange(editor, base.view, rows, expand=True), base.factor)
+        for base in form.bases
+    ]
+    for axis, factor in form.terms:
+        counted = arrange(editor, View(iota(editor, axis.size), ((axis,),)), rows, expand=True)
+        parts.append(_times(editor, counted, factor))
+    if form.number or not parts:
+        parts.append(full(editor, form.number, "i32", [size_of(dim) for dim in rows]))
+    total = parts[0]
+    for part in parts[1:]:
+        total = binary(editor, "lax.add", total, part)
+    return total
+
+
+def _times(editor: Editor, value: Value, factor: int) -> Value:
+    value = convert(editor, value, "i32")
+    if factor == 1:
+        return value
+    return binary(editor, "lax.mul", value, full(editor, factor, "i32", value.type.shape))

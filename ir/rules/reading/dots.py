@@ -61,11 +61,11 @@ def plain_precision(node: Node) -> bool:
 
 
 def read_sum(reader: Reader, view: View, op: str = "lax.reduce_sum") -> tuple[View, Dims] | None:
-    """The operand of the reduction that a value is a layout (or exact conversion) of.
+    """The operand of the reduction that a value is a layout (or conversion) of.
 
     Returns the operand and the dimensions that are reduced (fresh axes).
     """
-    base = reader.base(view, widening=True)
+    base = reader.base(view, rounding=True)
     node = reader.node(base)
     if node is None or node.op != op:
         return None

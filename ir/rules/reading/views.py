@@ -86,12 +86,27 @@ _LAYOUT: dict[str, _Step] = {
 }
 
 
-def widens(node: Node) -> bool:
-    """Whether the node converts floats to a float dtype that holds all of them."""
+def converts_floats(node: Node) -> bool:
+    """Whether the node converts floats to another float dtype."""
     if node.op != "lax.convert_element_type":
         return False
-    before, after = node.operands[0].type, node.results[0].type
-    return before.is_float and after.is_float and holds_all(after.dtype, before.dtype)
+    return node.operands[0].type.is_float and node.results[0].type.is_float
+
+
+def widens(node: Node) -> bool:
+    """Whether the node converts floats to a float dtype that holds all of them."""
+    if not converts_floats(node):
+        return False
+    return holds_all(node.results[0].type.dtype, node.operands[0].type.dtype)
+
+
+def origin(define: Definition, value: Value) -> Value:
+    """The value before exact conversions of floats."""
+    node = define(value)
+    while node is not None and widens(node):
+        value = node.operands[0]
+        node = define(value)
+    return value
 
 
 class Reader:
@@ -123,13 +138,15 @@ class Reader:
         dims = step(self.axes, node, self.resolve(view))
         return None if dims is None else View(node.operands[0], dims)
 
-    def base(self, view: View, *, widening: bool = False) -> View:
-        """As far back as layout ops go (with `widening`, through exact conversions too)."""
+    def base(self, view: View, *, widening: bool = False, rounding: bool = False) -> View:
+        """As far back as layout ops go; with `widening` through exact conversions of floats too,
+        with `rounding` through any conversion of floats."""
         while True:
             earlier = self.back(view)
             node = self.define(view.value)
-            if earlier is None and widening and node is not None and widens(node):
-                earlier = View(node.operands[0], view.dims)
+            if earlier is None and node is not None:
+                passes = (widening and widens(node)) or (rounding and converts_floats(node))
+                earlier = View(node.operands[0], view.dims) if passes else None
             if earlier is None:
                 return self.resolve(view)
             view = earlier

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from tkcc.ir.op import lookup, named_ops
 from tkcc.ir.types import TensorType, type_of
 
 PARTS = 2
+NAMES = list(map(name, CASES))
 
 
 def test_every_named_op_has_a_case() -> None:
@@ -26,29 +28,36 @@ def test_every_named_op_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_the_text_of_a_node_round_trips(case: Case, dtype: str) -> None:
     assert_function_round_trips(one_node(case.node(dtype=dtype)))
 
 
-@pytest.mark.parametrize("case", CASES, ids=name)
+@functools.cache
+def _whole(case_number: int, dtype: str = "f32") -> tuple[Any, ...]:
+    """The case's results."""
+    case = CASES[case_number]
+    return case.program(case.node(dtype=dtype))(*case.inputs(dtype))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=NAMES)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_inferred_types_are_those_of_the_evaluated_arrays(case: Case, dtype: str) -> None:
-    node = case.node(dtype=dtype)
-    results = case.run(node, case.inputs(dtype))
-    assert [_per_device(case, type_of(x)) for x in results] == [v.type for v in node.results]
+def test_inferred_types_are_those_of_the_evaluated_arrays(number: int, dtype: str) -> None:
+    case = CASES[number]
+    found = [_per_device(case, type_of(x)) for x in _whole(number, dtype)]
+    assert found == [v.type for v in case.node(dtype=dtype).results]
 
 
 def _per_device(case: Case, type_: TensorType) -> TensorType:
     return type_.with_shape(type_.shape[1:]) if case.mesh else type_
 
 
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_results_are_finite(case: Case) -> None:
-    for result in case.run(case.node(), case.inputs()):
+@pytest.mark.parametrize("number", range(len(CASES)), ids=NAMES)
+def test_results_are_finite(number: int) -> None:
+    for result in _whole(number):
         numbers = np.asarray(result).astype(np.float64)
-        if case.op != "attention_partial":  # whose maxima are -inf where a part sees no key
-            assert np.isfinite(numbers).all()
+        # A part of the keys that a query does not see has the maximum -inf.
+        assert np.isfinite(numbers).all() or CASES[number].op == "attention_partial"
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)
@@ -73,13 +82,24 @@ def test_factors_name_every_dimension_of_every_operand_and_result(case: Case) ->
 
 
 def _splits(kind: str) -> list[Any]:
-    """(case, index) for every index that may be split, `parallel` or `reduced`."""
+    """(case number, index) for every index that may be split, `parallel` or `reduced`."""
     pairs = []
-    for case in CASES:
+    for number, case in enumerate(CASES):
         factors = _factors(case.node())
         for index in getattr(factors, kind) if factors is not None else ():
-            pairs.append(pytest.param(case, index, id=f"{name(case)}-{index}"))
+            if _can_be_cut(case, factors, index):
+                pairs.append(pytest.param(number, index, id=f"{name(case)}-{index}"))
     return pairs
+
+
+def _can_be_cut(case: Case, factors: Any, index: str) -> bool:
+    """A dimension of size 1 is left to the case's larger sisters."""
+    terms = zip(case.types(), factors.operands, strict=True)
+    return not any(
+        size == 1 and item == index
+        for type_, term in terms
+        for size, item in zip(type_.shape, term, strict=True)
+    )
 
 
 def _pieces(case: Case, inputs: Sequence[Any], factors: Factors, index: str) -> list[list[Any]]:
@@ -110,38 +130,37 @@ def _shift(case: Case, parts: list[list[Any]], factors: Factors, index: str) -> 
         part[case.shifted[index]] = part[case.shifted[index]] - number * size
 
 
-def _run_part(case: Case, node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    types = [_per_device(case, type_of(jnp.asarray(array))) for array in inputs]
-    return case.run(case.node(types), inputs)
-
-
-@pytest.mark.parametrize(("case", "index"), _splits("parallel"))
-def test_parts_along_a_parallel_index_join_to_the_whole(case: Case, index: str) -> None:
-    node, inputs = case.node(), case.inputs()
-    factors = _factors(node)
+def _parts(number: int, index: str) -> tuple[Factors, list[tuple[Any, ...]]]:
+    """The results of each part, computed apart."""
+    case = CASES[number]
+    factors = _factors(case.node())
     assert factors is not None
-    parts = [_run_part(case, node, part) for part in _pieces(case, inputs, factors, index)]
-    whole = case.run(node, inputs)
-    for number, (want, term) in enumerate(zip(whole, factors.results, strict=True)):
-        pieces = [part[number] for part in parts]
+    pieces = _pieces(case, case.inputs(), factors, index)
+    types = [_per_device(case, type_of(jnp.asarray(array))) for array in pieces[0]]
+    program = case.program(case.node(types))
+    return factors, [program(*piece) for piece in pieces]
+
+
+@pytest.mark.parametrize(("number", "index"), _splits("parallel"))
+def test_parts_along_a_parallel_index_join_to_the_whole(number: int, index: str) -> None:
+    factors, parts = _parts(number, index)
+    for place, (want, term) in enumerate(zip(_whole(number), factors.results, strict=True)):
+        pieces = [part[place] for part in parts]
         if index in term:
-            axis = term.index(index) + (1 if case.mesh else 0)
+            axis = term.index(index) + (1 if CASES[number].mesh else 0)
             assert_same_program(jnp.concatenate(pieces, axis=axis), want)
         else:
             for piece in pieces:
                 assert_same_program(piece, want)
 
 
-@pytest.mark.parametrize(("case", "index"), _splits("reduced"))
-def test_parts_along_a_reduced_index_add_up_to_the_whole(case: Case, index: str) -> None:
-    if case.not_summed:
-        pytest.skip(case.not_summed)
-    node, inputs = case.node(), case.inputs()
-    factors = _factors(node)
-    assert factors is not None
-    parts = [_run_part(case, node, part) for part in _pieces(case, inputs, factors, index)]
-    for number, want in enumerate(case.run(node, inputs)):
-        total = sum(np.asarray(part[number], np.float64) for part in parts)
+@pytest.mark.parametrize(("number", "index"), _splits("reduced"))
+def test_parts_along_a_reduced_index_add_up_to_the_whole(number: int, index: str) -> None:
+    if CASES[number].not_summed:
+        pytest.skip(CASES[number].not_summed)
+    _, parts = _parts(number, index)
+    for place, want in enumerate(_whole(number)):
+        total = sum(np.asarray(part[place], np.float64) for part in parts)
         np.testing.assert_allclose(total, want, rtol=1e-4, atol=1e-5)
 
 

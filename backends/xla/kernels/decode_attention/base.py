@@ -13,7 +13,8 @@ NAME = "decode_attention"
 def check(q: Operand, k: Operand, v: Operand, *, layout: str) -> Sizes:
     """The sizes of a well-formed call; ValueError for shapes that do not belong together."""
     sizes = attention.check(NAME, q, k, v, layout)
-    require(NAME, sizes.queries == 1, f"q has {sizes.queries} queries per sequence, but must have 1")
+    message = f"q has {sizes.queries} queries per sequence, but must have 1"
+    require(NAME, sizes.queries == 1, message)
     return sizes
 
 

@@ -7,140 +7,36 @@ block of rows.
 """
 
 import functools
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tkcc.backends.xla.kernels.norm_linear.base import NAME, Sizes, check
-from tkcc.backends.xla.kernels.operands import Operand, dtype_refusal
-from tkcc.backends.xla.kernels.platforms import memory_refusal, platform_refusal, vmem_limit
+from tkcc.backends.xla.kernels.norm_linear.base import NAME, check
+from tkcc.backends.xla.kernels.norm_linear.config import (
+    Config,
+    Tiles,
+    refuses,
+    tiles_of,
+    traffic_of,
+    vmem_of,
+)
+from tkcc.backends.xla.kernels.platforms import vmem_limit
 from tkcc.backends.xla.kernels.tiling import (
-    LANES,
     ROWS,
-    ceil_div,
-    clip,
+    itemsize_of,
     keep_below,
-    padded_bytes,
+    narrow_integers,
     product,
-    product_bytes,
-    require_multiple,
+    struct,
 )
 
 
-@dataclass(frozen=True)
-class Config:
-    """Block sizes along M, N and K. A block larger than its dimension is cut to it."""
-
-    block_m: int = 128
-    block_n: int = 512
-    block_k: int = 512
-
-    def __post_init__(self) -> None:
-        require_multiple("block_m", self.block_m, ROWS)
-        require_multiple("block_n", self.block_n, LANES)
-        require_multiple("block_k", self.block_k, LANES)
-
-
-@dataclass(frozen=True)
-class _Tiles:
-    """Config's blocks cut to the sizes of one call."""
-
-    sizes: Sizes
-    transposed: bool
-    rows: int
-    columns: int
-    inner: int
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        blocks = (self.rows, self.columns, self.inner)
-        sizes = (self.sizes.rows, self.sizes.columns, self.sizes.inner)
-        row_blocks, column_blocks, inner_blocks = map(ceil_div, sizes, blocks)
-        return row_blocks, column_blocks, inner_blocks
-
-    @property
-    def padded_inner(self) -> int:
-        return self.grid[2] * self.inner
-
-    @property
-    def w_block(self) -> tuple[int, int]:
-        return (self.columns, self.inner) if self.transposed else (self.inner, self.columns)
-
-
-def _tiles(sizes: Sizes, transposed: bool, config: Config) -> _Tiles:
-    rows = clip(config.block_m, sizes.rows, ROWS)
-    columns = clip(config.block_n, sizes.columns, LANES)
-    inner = clip(config.block_k, sizes.inner, LANES)
-    return _Tiles(sizes, transposed, rows, columns, inner)
-
-
-def vmem_bytes(
-    x: Operand, w_norm: Operand, w: Operand, *, transposed: bool = False, config: Config
-) -> int:
-    """Upper estimate of the VMEM that one TensorCore needs, in bytes.
-
-    Inputs and the result are double-buffered; normalised rows, the accumulator and the compiler's
-    copies of the largest values come on top. x [M, K], w_norm [K], w [K, N] or [N, K].
-    """
-    tiles = _tiles(check(x, w_norm, w, transposed=transposed), transposed, config)
-    out_block, x_block = (tiles.rows, tiles.columns), (tiles.rows, tiles.inner)
-    out = padded_bytes(out_block, x.dtype)
-    rows = padded_bytes((tiles.rows, tiles.padded_inner), x.dtype)
-    weights = padded_bytes(tiles.w_block, w.dtype)
-    norm = padded_bytes((1, tiles.padded_inner), w_norm.dtype)
-    scratch = rows + padded_bytes(out_block, jnp.float32)
-    copies = product_bytes(x_block, tiles.w_block, out_block, x.dtype)
-    return 2 * (rows + weights + norm + out) + scratch + copies
-
-
-def refuses(
-    x: Operand,
-    w_norm: Operand,
-    w: Operand,
-    *,
-    transposed: bool = False,
-    config: Config,
-    platform: str,
-) -> str | None:
-    """Why the kernel cannot hold this case on platform, in one sentence, or None if it can.
-
-    Raises ValueError where the shapes do not belong together or the platform is unknown.
-    """
-    check(x, w_norm, w, transposed=transposed)
-    return (
-        platform_refusal(platform)
-        or dtype_refusal(x=x, w=w)
-        or dtype_refusal(w_norm=w_norm)
-        or memory_refusal(
-            vmem_bytes(x, w_norm, w, transposed=transposed, config=config), platform
-        )
-    )
-
-
-def schedules(
-    x: Operand, w_norm: Operand, w: Operand, *, transposed: bool = False, platform: str
-) -> list[Config]:
-    """Configurations worth trying that the platform holds, the likeliest first.
-
-    Different entries give different blocks for this case. Empty if the kernel refuses it anyhow.
-    """
-    sizes = check(x, w_norm, w, transposed=transposed)
-    found: dict[_Tiles, Config] = {}
-    for block_m, block_n, block_k in itertools.product(
-        (256, 128, 512, 16), (512, 256, 1024, 2048), (512, 1024, 2048, 256)
-    ):
-        config = Config(block_m, block_n, block_k)
-        if refuses(x, w_norm, w, transposed=transposed, config=config, platform=platform) is None:
-            found.setdefault(_tiles(sizes, transposed, config), config)
-    return list(found.values())
-
-
+@narrow_integers
 def norm_linear(
     x: jax.Array,
     w_norm: jax.Array,
@@ -161,30 +57,30 @@ def norm_linear(
     reason = refuses(x, w_norm, w, transposed=transposed, config=config, platform="cpu")
     if reason is not None:
         raise NotImplementedError(f"{NAME}: {reason}")
-    tiles = _tiles(sizes, transposed, config)
-    return pl.pallas_call(
+    tiles = tiles_of(sizes, transposed, config)
+    call = pl.pallas_call(
         functools.partial(_kernel, tiles=tiles, eps=eps),
         name=NAME,
         grid=tiles.grid,
         in_specs=_input_specs(tiles),
         out_specs=pl.BlockSpec((tiles.rows, tiles.columns), lambda m, n, k: (m, n)),
-        out_shape=jax.ShapeDtypeStruct((sizes.rows, sizes.columns), x.dtype),
+        out_shape=struct((sizes.rows, sizes.columns), x.dtype),
         scratch_shapes=[
             pltpu.VMEM((tiles.grid[2], tiles.rows, tiles.inner), x.dtype),
             pltpu.VMEM((tiles.rows, tiles.columns), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"),
-            vmem_limit_bytes=vmem_limit(
-                vmem_bytes(x, w_norm, w, transposed=transposed, config=config)
-            ),
+            vmem_limit_bytes=vmem_limit(vmem_of(tiles, x.dtype)),
         ),
-        cost_estimate=_cost(sizes, x, w_norm, w),
+        cost_estimate=_cost(tiles, x.dtype),
         interpret=interpret,
-    )(x, w_norm.reshape(1, -1), w)
+    )
+    result: jax.Array = call(x, w_norm.reshape(1, -1), w)
+    return result
 
 
-def _input_specs(tiles: _Tiles) -> list[pl.BlockSpec]:
+def _input_specs(tiles: Tiles) -> list[pl.BlockSpec]:
     def w_index(m: Any, n: Any, k: Any) -> tuple[Any, Any]:
         return (n, k) if tiles.transposed else (k, n)
 
@@ -195,12 +91,12 @@ def _input_specs(tiles: _Tiles) -> list[pl.BlockSpec]:
     ]
 
 
-def _cost(sizes: Sizes, x: Operand, w_norm: Operand, w: Operand) -> pl.CostEstimate:
-    elements = sizes.rows * (sizes.inner + sizes.columns) + sizes.inner * sizes.columns
+def _cost(tiles: Tiles, dtype: Any) -> pl.CostEstimate:
+    rows, inner, columns = tiles.sizes
     return pl.CostEstimate(
-        flops=2 * sizes.rows * sizes.inner * sizes.columns + 4 * sizes.rows * sizes.inner,
-        transcendentals=sizes.rows,
-        bytes_accessed=elements * jnp.dtype(x.dtype).itemsize,
+        flops=2 * rows * inner * columns + 4 * rows * inner,
+        transcendentals=rows,
+        bytes_accessed=traffic_of(tiles, itemsize_of(dtype)).moved,
     )
 
 
@@ -212,7 +108,7 @@ def _kernel(
     normed_ref: Any,
     sum_ref: Any,
     *,
-    tiles: _Tiles,
+    tiles: Tiles,
     eps: float,
 ) -> None:
     column, inner = pl.program_id(1), pl.program_id(2)
@@ -236,9 +132,7 @@ def _kernel(
         out_ref[...] = sum_ref[...].astype(out_ref.dtype)
 
 
-def _normalise_rows(
-    x_ref: Any, norm_ref: Any, normed_ref: Any, tiles: _Tiles, eps: float
-) -> None:
+def _normalise_rows(x_ref: Any, norm_ref: Any, normed_ref: Any, tiles: Tiles, eps: float) -> None:
     """Fill normed_ref [inner blocks, rows, inner] from x_ref [rows, padded inner].
 
     A few rows at a time, so that their float32 copies stay in registers or close to them.
@@ -257,13 +151,13 @@ def _normalise_rows(
             normed_ref[block, rows, :] = wide.astype(normed_ref.dtype)
         return carry
 
-    lax.fori_loop(0, tiles.rows // ROWS, normalise, None)
+    lax.fori_loop(np.int32(0), np.int32(tiles.rows // ROWS), normalise, None)
 
 
-def _wide_block(ref: Any, rows: Any, block: int, tiles: _Tiles) -> jax.Array:
+def _wide_block(ref: Any, rows: Any, block: int, tiles: Tiles) -> jax.Array:
     """Inner block `block` of ref's rows in float32, with zeros past the end of the array."""
     start = block * tiles.inner
-    wide = ref[rows, start : start + tiles.inner].astype(jnp.float32)
+    wide: jax.Array = ref[rows, start : start + tiles.inner].astype(jnp.float32)
     if start + tiles.inner > tiles.sizes.inner:
         return keep_below(wide, tiles.sizes.inner - start, -1)
     return wide

@@ -8,8 +8,6 @@ indices stand still in the phase that does not use them, which moves nothing.
 """
 
 import functools
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,196 +15,26 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tkcc.backends.xla.kernels.operands import Operand, dtype_refusal
-from tkcc.backends.xla.kernels.platforms import memory_refusal, platform_refusal, vmem_limit
-from tkcc.backends.xla.kernels.schedule import STEP_PRODUCTS, Traffic, cheapest_first
-from tkcc.backends.xla.kernels.swiglu_mlp.base import NAME, Sizes, check, gated
+from tkcc.backends.xla.kernels.platforms import vmem_limit
+from tkcc.backends.xla.kernels.swiglu_mlp.base import NAME, check, gated
+from tkcc.backends.xla.kernels.swiglu_mlp.config import (
+    Config,
+    Tiles,
+    refuses,
+    tiles_of,
+    traffic_of,
+    vmem_of,
+)
 from tkcc.backends.xla.kernels.tiling import (
-    LANES,
-    ROWS,
-    ceil_div,
-    clip,
+    itemsize_of,
     keep_below,
-    padded_bytes,
+    narrow_integers,
     product,
-    product_bytes,
-    require_multiple,
+    struct,
 )
 
 
-@dataclass(frozen=True)
-class Config:
-    """Block sizes along M, F, K and N. A block larger than its dimension is cut to it."""
-
-    block_m: int = 128
-    block_f: int = 512
-    block_k: int = 512
-    block_n: int = 512
-
-    def __post_init__(self) -> None:
-        require_multiple("block_m", self.block_m, ROWS)
-        require_multiple("block_f", self.block_f, LANES)
-        require_multiple("block_k", self.block_k, LANES)
-        require_multiple("block_n", self.block_n, LANES)
-
-
-@dataclass(frozen=True)
-class _Tiles:
-    """Config's blocks cut to the sizes of one call."""
-
-    sizes: Sizes
-    transposed: bool
-    activation: str
-    rows: int
-    hidden: int
-    inner: int
-    columns: int
-
-    @property
-    def row_blocks(self) -> int:
-        return ceil_div(self.sizes.rows, self.rows)
-
-    @property
-    def hidden_blocks(self) -> int:
-        return ceil_div(self.sizes.hidden, self.hidden)
-
-    @property
-    def inner_blocks(self) -> int:
-        return ceil_div(self.sizes.inner, self.inner)
-
-    @property
-    def column_blocks(self) -> int:
-        return ceil_div(self.sizes.columns, self.columns)
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        return self.row_blocks, self.hidden_blocks, self.inner_blocks + self.column_blocks
-
-    @property
-    def into_block(self) -> tuple[int, int]:
-        """The block of w_gate and w_up."""
-        return (self.hidden, self.inner) if self.transposed else (self.inner, self.hidden)
-
-    @property
-    def down_block(self) -> tuple[int, int]:
-        """The block of w_down."""
-        return (self.columns, self.hidden) if self.transposed else (self.hidden, self.columns)
-
-    @property
-    def contracted(self) -> int:
-        """The axis of each weight that a product sums over."""
-        return -1 if self.transposed else -2
-
-
-def _tiles(sizes: Sizes, activation: str, transposed: bool, config: Config) -> _Tiles:
-    return _Tiles(
-        sizes,
-        transposed,
-        activation,
-        rows=clip(config.block_m, sizes.rows, ROWS),
-        hidden=clip(config.block_f, sizes.hidden, LANES),
-        inner=clip(config.block_k, sizes.inner, LANES),
-        columns=clip(config.block_n, sizes.columns, LANES),
-    )
-
-
-def vmem_bytes(
-    x: Operand,
-    w_gate: Operand,
-    w_up: Operand,
-    w_down: Operand,
-    *,
-    transposed: bool = False,
-    config: Config,
-) -> int:
-    """Upper estimate of the VMEM that one TensorCore needs, in bytes.
-
-    Inputs and the result are double-buffered; gate, up, the hidden block, the sum of whole result
-    rows and the compiler's copies around a product come on top.
-    """
-    sizes = check(x, w_gate, w_up, w_down, activation="silu", transposed=transposed)
-    return _vmem_bytes(_tiles(sizes, "silu", transposed, config), x.dtype)
-
-
-def _vmem_bytes(tiles: _Tiles, dtype: Any) -> int:
-    x_block, out_block = (tiles.rows, tiles.inner), (tiles.rows, tiles.columns)
-    hidden_block = (tiles.rows, tiles.hidden)
-    blocks = [x_block, tiles.into_block, tiles.into_block, tiles.down_block, out_block]
-    buffers = 2 * sum(padded_bytes(block, dtype) for block in blocks)
-    wide_hidden = padded_bytes(hidden_block, jnp.float32)
-    sums = tiles.column_blocks * padded_bytes(out_block, jnp.float32)
-    scratch = 2 * wide_hidden + padded_bytes(hidden_block, dtype) + sums
-    into = product_bytes(x_block, tiles.into_block, hidden_block, dtype)
-    down = product_bytes(hidden_block, tiles.down_block, out_block, dtype)
-    return buffers + scratch + max(2 * into, down)
-
-
-def refuses(
-    x: Operand,
-    w_gate: Operand,
-    w_up: Operand,
-    w_down: Operand,
-    *,
-    activation: str = "silu",
-    transposed: bool = False,
-    config: Config,
-    platform: str,
-) -> str | None:
-    """Why the kernel cannot hold this case on platform, in one sentence, or None if it can.
-
-    Raises ValueError where the arguments do not belong together or the platform is unknown.
-    """
-    sizes = check(x, w_gate, w_up, w_down, activation=activation, transposed=transposed)
-    needed = _vmem_bytes(_tiles(sizes, activation, transposed, config), x.dtype)
-    return (
-        platform_refusal(platform)
-        or dtype_refusal(x=x, w_gate=w_gate, w_up=w_up, w_down=w_down)
-        or memory_refusal(needed, platform)
-    )
-
-
-def schedules(
-    x: Operand,
-    w_gate: Operand,
-    w_up: Operand,
-    w_down: Operand,
-    *,
-    activation: str = "silu",
-    transposed: bool = False,
-    platform: str,
-) -> list[Config]:
-    """Configurations worth trying that the platform holds, the likeliest first.
-
-    Different entries give different blocks for this case. Empty if the kernel refuses it anyhow.
-    """
-    operands = (x, w_gate, w_up, w_down)
-    sizes = check(*operands, activation=activation, transposed=transposed)
-    found: dict[_Tiles, Config] = {}
-    for block_m, block_f, block_k in itertools.product(
-        (512, 256, 128, 16), (512, 1024, 256), (512, 1024, 2048, 4096)
-    ):
-        config = Config(block_m, block_f, block_k, block_n=block_k)
-        if refuses(*operands, transposed=transposed, config=config, platform=platform) is None:
-            found.setdefault(_tiles(sizes, activation, transposed, config), config)
-    dtype = jnp.dtype(x.dtype)
-    quick = [tiles for tiles in found if _step_products(tiles) <= STEP_PRODUCTS[dtype.name]]
-    order = cheapest_first(quick, lambda tiles: _traffic(tiles, dtype.itemsize))
-    return [found[tiles] for tiles in order]
-
-
-def _step_products(tiles: _Tiles) -> int:
-    return tiles.rows * tiles.hidden * max(2 * tiles.inner, tiles.columns)
-
-
-def _traffic(tiles: _Tiles, itemsize: int) -> Traffic:
-    sizes, passes = tiles.sizes, tiles.hidden_blocks if tiles.inner_blocks > 1 else 1
-    weights = tiles.row_blocks * sizes.hidden * (2 * sizes.inner + sizes.columns)
-    activations = sizes.rows * (passes * sizes.inner + sizes.columns)
-    first = tiles.inner * (tiles.rows + 2 * tiles.hidden) + tiles.hidden * tiles.columns
-    steps = tiles.grid[0] * tiles.grid[1] * tiles.grid[2]
-    return Traffic((weights + activations) * itemsize, first * itemsize, steps)
-
-
+@narrow_integers
 def swiglu_mlp(
     x: jax.Array,
     w_gate: jax.Array,
@@ -230,14 +58,14 @@ def swiglu_mlp(
     reason = refuses(*operands, transposed=transposed, config=config, platform="cpu")
     if reason is not None:
         raise NotImplementedError(f"{NAME}: {reason}")
-    tiles = _tiles(sizes, activation, transposed, config)
-    return pl.pallas_call(
+    tiles = tiles_of(sizes, activation, transposed, config)
+    call = pl.pallas_call(
         functools.partial(_kernel, tiles=tiles),
         name=NAME,
         grid=tiles.grid,
         in_specs=_input_specs(tiles),
         out_specs=pl.BlockSpec((tiles.rows, tiles.columns), _out_index(tiles)),
-        out_shape=jax.ShapeDtypeStruct((sizes.rows, sizes.columns), x.dtype),
+        out_shape=struct((sizes.rows, sizes.columns), x.dtype),
         scratch_shapes=[
             pltpu.VMEM((tiles.rows, tiles.hidden), jnp.float32),
             pltpu.VMEM((tiles.rows, tiles.hidden), jnp.float32),
@@ -246,23 +74,25 @@ def swiglu_mlp(
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"),
-            vmem_limit_bytes=vmem_limit(_vmem_bytes(tiles, x.dtype)),
+            vmem_limit_bytes=vmem_limit(vmem_of(tiles, x.dtype)),
         ),
         cost_estimate=_cost(tiles, x.dtype),
         interpret=interpret,
-    )(*operands)
+    )
+    result: jax.Array = call(*operands)
+    return result
 
 
-def _cost(tiles: _Tiles, dtype: Any) -> pl.CostEstimate:
+def _cost(tiles: Tiles, dtype: Any) -> pl.CostEstimate:
     sizes = tiles.sizes
     return pl.CostEstimate(
         flops=2 * sizes.rows * sizes.hidden * (2 * sizes.inner + sizes.columns),
         transcendentals=sizes.rows * sizes.hidden,
-        bytes_accessed=_traffic(tiles, jnp.dtype(dtype).itemsize).moved,
+        bytes_accessed=traffic_of(tiles, itemsize_of(dtype)).moved,
     )
 
 
-def _input_specs(tiles: _Tiles) -> list[pl.BlockSpec]:
+def _input_specs(tiles: Tiles) -> list[pl.BlockSpec]:
     def inner_index(step: Any) -> Any:
         return jnp.minimum(step, tiles.inner_blocks - 1)
 
@@ -282,11 +112,11 @@ def _input_specs(tiles: _Tiles) -> list[pl.BlockSpec]:
     ]
 
 
-def _column(tiles: _Tiles, step: Any) -> Any:
+def _column(tiles: Tiles, step: Any) -> Any:
     return jnp.maximum(step - tiles.inner_blocks, 0)
 
 
-def _out_index(tiles: _Tiles) -> Any:
+def _out_index(tiles: Tiles) -> Any:
     """Only the last hidden block moves the output block: an earlier visit would write rubbish."""
 
     def index(m: Any, f: Any, step: Any) -> tuple[Any, Any]:
@@ -306,7 +136,7 @@ def _kernel(
     hidden_ref: Any,
     sum_ref: Any,
     *,
-    tiles: _Tiles,
+    tiles: Tiles,
 ) -> None:
     f, step = pl.program_id(1), pl.program_id(2)
 
@@ -325,7 +155,7 @@ def _kernel(
 
 
 def _add_gate_and_up(
-    x_ref: Any, gate_w_ref: Any, up_w_ref: Any, gate_ref: Any, up_ref: Any, k: Any, tiles: _Tiles
+    x_ref: Any, gate_w_ref: Any, up_w_ref: Any, gate_ref: Any, up_ref: Any, k: Any, tiles: Tiles
 ) -> None:
     @pl.when(k == 0)
     def _clear() -> None:
@@ -339,7 +169,7 @@ def _add_gate_and_up(
 
 
 def _add_down(
-    hidden_ref: Any, weight_ref: Any, sum_ref: Any, out_ref: Any, f: Any, n: Any, tiles: _Tiles
+    hidden_ref: Any, weight_ref: Any, sum_ref: Any, out_ref: Any, f: Any, n: Any, tiles: Tiles
 ) -> None:
     weight = _cut_hidden(weight_ref[...], f, tiles.contracted, tiles)
     part = product(hidden_ref[...], weight, tiles.contracted)
@@ -357,13 +187,13 @@ def _add_down(
         out_ref[...] = sum_ref[n].astype(out_ref.dtype)
 
 
-def _cut_inner(block: jax.Array, k: Any, axis: int, tiles: _Tiles) -> jax.Array:
+def _cut_inner(block: jax.Array, k: Any, axis: int, tiles: Tiles) -> jax.Array:
     if tiles.sizes.inner % tiles.inner == 0:
         return block
     return keep_below(block, tiles.sizes.inner - k * tiles.inner, axis)
 
 
-def _cut_hidden(block: jax.Array, f: Any, axis: int, tiles: _Tiles) -> jax.Array:
+def _cut_hidden(block: jax.Array, f: Any, axis: int, tiles: Tiles) -> jax.Array:
     if tiles.sizes.hidden % tiles.hidden == 0:
         return block
     return keep_below(block, tiles.sizes.hidden - f * tiles.hidden, axis)

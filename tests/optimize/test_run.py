@@ -1,0 +1,142 @@
+"""The whole loop on a tiny model: verdicts, winners, records, and what it does with bad rules."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.tiny import PROMPTS, SHAPE, WORKLOAD, tiny_module
+from tkcc.backends.base import Target
+from tkcc.candidate import Candidate, replay
+from tkcc.ir.errors import TkccError
+from tkcc.ir.hashing import module_hash
+from tkcc.ir.rewrite import rule as rules
+from tkcc.ir.rewrite.pattern import parse_rules
+from tkcc.optimize import run as optimize_run
+from tkcc.optimize.correctness import check, references
+from tkcc.optimize.run import Observer, Optimizer, Plan
+from tkcc.optimize.search import Move
+from tkcc.optimize.session import DECODE, PREFILL, Session
+
+CPU = Target.parse("xla:cpu")
+
+WRONG = """
+rule scale_gate {
+  class exact
+  about "Not the same at all: the joined product's halves are swapped."
+  given %x: T[*B, K], %a: U[K, N], %b: U[K, N]
+  match {
+    %y = linear(%x, %a)
+    %z = linear(%x, %b)
+  }
+  where parameter(%a), parameter(%b), not_parameter(%x)
+  replace {
+    %w = concat(%a, %b) {axis=1}
+    %yz = linear(%x, %w)
+    %z, %y = split(%yz) {axis=-1, sizes=(N, N)}
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def session():
+    with Session(tiny_module(), CPU, SHAPE) as made:
+        yield made
+
+
+class Recorder(Observer):
+    def __init__(self):
+        self.phases, self.seen = [], []
+
+    def phase(self, text):
+        self.phases.append(text)
+
+    def experiment(self, experiment, best):
+        self.seen.append(experiment)
+
+
+@pytest.fixture(scope="module")
+def result(session):
+    recorder = Recorder()
+    plan = Plan(budget=40.0, block_steps=2, check_steps=3, confirm_prompts=2)
+    return Optimizer(session, WORKLOAD, PROMPTS, plan, recorder).run(), recorder
+
+
+def test_every_exact_rule_that_applies_is_tried_and_none_is_wrong(result):
+    found, recorder = result
+    alone = {item.title for item in found.experiments if item.against == "baseline"}
+    assert {"merge_qkv", "merge_linears", "cache_layout", "carry_caches"} <= alone
+    assert {item.outcome for item in found.experiments} <= {"faster", "not faster"}
+    assert list(found.experiments) == recorder.seen
+
+
+def test_the_winner_replays_from_its_record(result):
+    found, _ = result
+    again = Candidate.model_validate_json(found.candidate.model_dump_json())
+    assert module_hash(replay(again, tiny_module())) == found.candidate.result
+
+
+def test_the_record_is_json_with_times_and_provenance(result):
+    found, _ = result
+    plain = json.loads(json.dumps(found.record(), default=str))
+    assert plain["provenance"].startswith("measured")
+    assert all(set(item["seconds"]) >= {"rewrite", "compile"} for item in plain["experiments"])
+    assert plain["verdict"]["right"]
+
+
+def test_a_wrong_rule_is_called_wrong_and_never_wins(session, monkeypatch):
+    (pattern,) = parse_rules(WRONG)
+    wrong = rules.PatternRule.of(pattern)
+    monkeypatch.setitem(rules._RULES, wrong.name, wrong)
+    monkeypatch.setattr(optimize_run, "moves", lambda approximate: [Move("scale_gate")])
+    plan = Plan(budget=20.0, block_steps=1, check_steps=2, confirm_prompts=1)
+    found = Optimizer(session, WORKLOAD, PROMPTS, plan, Observer()).run()
+    assert [item.outcome for item in found.experiments] == ["wrong"]
+    assert "differ" in found.experiments[0].reason
+    assert not found.candidate.steps
+    assert not found.confirmed
+
+
+def test_check_sees_a_wrong_program_and_accepts_the_baseline(session):
+    session.runtime.swap(session.baseline)
+    known = references(session, [session.read(PROMPTS[0])], 3)
+    verdict = check(session, known, dtype="float32")
+    assert verdict.right
+    assert (verdict.error, verdict.agreement) == (0.0, 1.0)
+    broken = [
+        type(item)(item.start, item.tokens, item.logits + np.arange(64) % 2) for item in known
+    ]
+    assert not check(session, broken, dtype="float32").right
+
+
+def test_state_survives_swaps_in_the_middle_of_decoding(session):
+    session.runtime.swap(session.baseline)
+    start = session.read(PROMPTS[0])
+    tokens, _ = session.generate(start, 6)
+    module = tiny_module()
+    for name in ("merge_qkv", "cache_layout", "carry_caches"):
+        module, _ = rules_apply(module, name)
+    other = session.compile(module, functions=(PREFILL, DECODE))
+    session.runtime.set_state(start.state)
+    current, got = start.tokens, []
+    for step in range(6):
+        session.runtime.swap(other if step % 2 else session.baseline)
+        out = session.runtime.step(DECODE, {"tokens": current, "positions": start.positions + step})
+        current = out["next_tokens"]
+        got.append(np.asarray(current))
+    np.testing.assert_array_equal(np.stack(got), tokens)
+
+
+def rules_apply(module, name):
+    from tkcc.ir.rewrite.driver import apply_rule
+
+    return apply_rule(module, rules.get_rule(name))
+
+
+@pytest.mark.parametrize("prompts", [[[1]], [[1], []], [[1], list(range(1, 9))]])
+def test_prompts_that_do_not_fit_are_refused(session, prompts):
+    with pytest.raises(TkccError, match="prompt"):
+        session.read(prompts)

@@ -1,0 +1,95 @@
+"""What a user names on the command line: built-in models, IR files, and Python objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tkcc.candidate import Workload
+from tkcc.files import read_text
+from tkcc.ir.errors import TkccError
+from tkcc.ir.graph import Module
+from tkcc.language import StepShape, lower_language_model
+from tkcc.models import registry
+from tkcc.models.prompts import PROMPTS
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Language:
+    """A built-in language model, lowered, with its tokenizer and weights."""
+
+    module: Module
+    shape: StepShape
+    workload: Workload
+    tokenizer: Any
+
+    def prompt_sets(self) -> list[list[list[int]]]:
+        """The built-in prompts as batches of token ids, cut to the prompt length, in order."""
+        encoded = [p.tokens(self.tokenizer)[: self.shape.prompt] for p in PROMPTS]
+        batch = self.shape.batch
+        count = max(8, len(encoded) // batch)
+        rows = [encoded[i % len(encoded)] for i in range(count * batch)]
+        return [rows[i * batch : (i + 1) * batch] for i in range(count)]
+
+
+def load_language(
+    name: str, shape: StepShape, dtype: str = "float32", progress: Progress | None = None
+) -> Language:
+    """A built-in model with real weights. Raises ModelError if it cannot be had."""
+    loaded = registry.load(name, dtype, progress=progress)
+    module = lower_language_model(loaded.module, shape, name=name)
+    workload = Workload(
+        model=name, dtype=dtype, batch=shape.batch, context=shape.context, prompt=shape.prompt
+    )
+    return Language(module, shape, workload, loaded.tokenizer)
+
+
+def load_module(
+    name: str, shape: StepShape, dtype: str = "float32", recognise: bool = True
+) -> Module:
+    """The module that `name` stands for, without weights where it is a built-in model.
+
+    `name` is a built-in model, a file of IR text (`*.tkir`), or `package.module:attribute`, where
+    the attribute is a Module or a function without arguments that returns one (that code is
+    yours: it is imported and run). Raises TkccError.
+    """
+    if name in registry.names():
+        model = registry.abstract(name, dtype)
+        return lower_language_model(model, shape, name=name, recognise=recognise)
+    if name.endswith(".tkir"):
+        from tkcc.ir.text import parse_module
+
+        return parse_module(read_text(Path(name), "IR file"), name)
+    if ":" in name:
+        return _python_module(name)
+    raise TkccError(
+        f"there is no model {name!r}",
+        remedy=f"use {', '.join(registry.names())}, a file of IR text ending in .tkir, "
+        "or package.module:attribute",
+    )
+
+
+def _python_module(name: str) -> Module:
+    path, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(path), attribute)
+    except (ImportError, AttributeError) as error:
+        raise TkccError(
+            f"cannot import {name}: {error}", remedy="check the path, and that it is installed"
+        ) from error
+    module = found() if callable(found) else found
+    if not isinstance(module, Module):
+        raise TkccError(
+            f"{name} gave a {type(module).__name__}, not a tkcc module",
+            remedy="return what tkcc.lower returns",
+        )
+    return module
+
+
+def model_names() -> Sequence[str]:
+    return registry.names()
