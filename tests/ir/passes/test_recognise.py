@@ -25,7 +25,10 @@ DTYPES = ("f32", "bf16")
 def values_of(tree: Any, prefix: str) -> dict[str, Any]:
     """The arrays of an argument by the names that `lower` gives them."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {prefix + "".join(f".{getattr(k, 'key', getattr(k, 'idx', k))}" for k in p): x for p, x in leaves}
+    return {
+        prefix + "".join(f".{getattr(k, 'key', getattr(k, 'idx', k))}" for k in p): x
+        for p, x in leaves
+    }
 
 
 def einsum_module(dtype: str, length: int) -> tuple[Module, dict[str, Any]]:
