@@ -105,10 +105,11 @@ class Costs:
     """What a compiler says about one function; None where it does not say.
 
     `flops`: floating-point operations. `bytes`: bytes that the ops move, copies between memories
-    included where the compiler counts. `seconds`: the compiler's own guess of a call's time.
-    `peak_bytes`: device memory that one call needs: arguments, outputs that do not overwrite an
-    argument, temporaries. `loops_counted_once`: loops whose trip count is unknown, so that the
-    figures hold one run of their bodies.
+    included where the compiler counts. `seconds`: the compiler's own guess of a call's time,
+    without the `untimed_ops`, for which it has none. `peak_bytes`: device memory that one call
+    needs: arguments, outputs that do not overwrite an argument, temporaries.
+    `loops_counted_once`: loops whose trip count is unknown, so that the figures hold one run of
+    their bodies.
     """
 
     provenance: Provenance
@@ -121,6 +122,7 @@ class Costs:
     alias_bytes: int | None = None
     temporary_bytes: int | None = None
     loops_counted_once: int = 0
+    untimed_ops: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import Primitive, primitives
 
 from tkcc.ir.errors import IRError
 from tkcc.ir.types import TensorType, dtype_name, is_key_dtype, jax_dtype
@@ -122,7 +123,9 @@ def freeze(value: Any, where: str = "") -> Any:
         return value
     if type(value).__name__ == "PRNGImpl":
         return KeyImplementation(str(value.name))
-    if isinstance(value, (DType, KeyImplementation)):
+    if isinstance(value, Primitive):
+        return _freeze_primitive(value, where)
+    if isinstance(value, (DType, KeyImplementation, PrimitiveName)):
         return value
     if isinstance(value, np.dtype) or _is_dtype(value):
         return dtype_value(value)
@@ -168,6 +171,29 @@ class KeyImplementation:
         return key.dtype._impl
 
 
+@dataclasses.dataclass(frozen=True)
+class PrimitiveName:
+    """A JAX primitive as an attribute (which comparison a pooling uses), by its name."""
+
+    name: str
+
+    def resolve(self) -> Any:
+        """The primitive. Raises ValueError if this JAX has none of that name."""
+        found = getattr(primitives, f"{self.name}_p", None)
+        if not isinstance(found, Primitive):
+            raise ValueError(f"JAX has no primitive {self.name!r}")
+        return found
+
+
+def _freeze_primitive(value: Primitive, where: str) -> PrimitiveName:
+    if getattr(primitives, f"{value.name}_p", None) is not value:
+        raise IRError(
+            f"{where or 'an attribute'} is the primitive {value.name!r}, which is not JAX's own",
+            remedy="use one of jax.extend.core.primitives",
+        )
+    return PrimitiveName(value.name)
+
+
 def _freeze_enum(value: enum.Enum, where: str) -> enum.Enum:
     if not _is_record(value):
         raise IRError(
@@ -191,7 +217,7 @@ def thaw(value: Any) -> Any:
     """The value as JAX expects it (dtypes as numpy dtypes, dense constants as arrays)."""
     if isinstance(value, DType):
         return jax_dtype(value.name)
-    if isinstance(value, KeyImplementation):
+    if isinstance(value, (KeyImplementation, PrimitiveName)):
         return value.resolve()
     if isinstance(value, Dense):
         return value.array()
@@ -219,7 +245,7 @@ def format_attribute(value: Any) -> str:
         return f"@{value.index}" + ("" if value.closed else ":open")
     if isinstance(value, Dense):
         return format_dense(value)
-    if isinstance(value, KeyImplementation) or _is_record(value):
+    if isinstance(value, (KeyImplementation, PrimitiveName)) or _is_record(value):
         return _format_fields(value, _field_names(type(value)))
     if isinstance(value, tuple):
         inner = ", ".join(map(format_attribute, value))

@@ -57,7 +57,7 @@ def optimize(
     target: str = "xla:cpu",
     *,
     budget: float = 180.0,
-    shape: StepShape = StepShape(),  # noqa: B008  (frozen)
+    shape: StepShape = StepShape(batch=8),  # noqa: B008  (frozen)
     dtype: str = "float32",
     max_kl: float | None = None,
     observer: Observer | None = None,
@@ -70,7 +70,7 @@ def optimize(
     language = load_language(model, shape, dtype)
     with Session(language.module, Target.parse(target), shape) as session:
         plan = Plan(budget=budget, max_kl=max_kl)
-        prompts = language.prompt_sets()
+        prompts = language.prompt_sets(plan.check_prompts, plan.confirm_prompts)
         return Optimizer(session, language.workload, prompts, plan, observer or Observer()).run()
 
 

@@ -28,13 +28,22 @@ class Language:
     workload: Workload
     tokenizer: Any
 
-    def prompt_sets(self) -> list[list[list[int]]]:
-        """The built-in prompts as batches of token ids, cut to the prompt length, in order."""
+    def prompt_sets(self, searched: int, kept: int) -> list[list[list[int]]]:
+        """`searched` batches of token ids to search with, then `kept` to confirm with.
+
+        The two kinds come from different built-in prompts. A batch with more rows than prompts
+        takes shorter beginnings of them, so that no two rows are the same.
+        """
         encoded = [p.tokens(self.tokenizer)[: self.shape.prompt] for p in PROMPTS]
-        batch = self.shape.batch
-        count = max(8, len(encoded) // batch)
-        rows = [encoded[i % len(encoded)] for i in range(count * batch)]
-        return [rows[i * batch : (i + 1) * batch] for i in range(count)]
+        pools = [(encoded[::2], searched), (encoded[1::2], kept)]
+        return [batch for pool, count in pools for batch in self._batches(pool, count)]
+
+    def _batches(self, pool: list[list[int]], count: int) -> list[list[list[int]]]:
+        rows = []
+        for number in range(count * self.shape.batch):
+            prompt = pool[number % len(pool)]
+            rows.append(prompt[: max(4, len(prompt) - 3 * (number // len(pool)))])
+        return [rows[i : i + self.shape.batch] for i in range(0, len(rows), self.shape.batch)]
 
 
 def load_language(

@@ -104,7 +104,8 @@ def first_line(error: Exception) -> str:
 def _structs(function: Function, device: Any) -> list[jax.ShapeDtypeStruct]:
     sharding = jax.sharding.SingleDeviceSharding(device)
     plain = [value.type.struct() for value in function.inputs]
-    return [jax.ShapeDtypeStruct(item.shape, item.dtype, sharding=sharding) for item in plain]
+    made = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+    return [made(item.shape, item.dtype) for item in plain]
 
 
 def _output_order(name: str, function: Function) -> tuple[int, ...]:

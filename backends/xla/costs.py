@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
+import math
 from typing import Any
 
 from tkcc.backends.base import Costs, Provenance
@@ -11,8 +13,11 @@ from tkcc.backends.xla.compile import Compiled, Settings, finish, lower
 from tkcc.backends.xla.loops import Figures, scans, with_loops
 from tkcc.backends.xla.placement import Placement
 from tkcc.ir.cost import function_cost
+from tkcc.ir.errors import BackendError
 from tkcc.ir.evaluate import Override
 from tkcc.ir.graph import Function
+
+_UNKNOWN = Figures(None, None, None)
 
 
 def ir_costs(compiled: Compiled) -> Costs:
@@ -39,21 +44,24 @@ def compiler_costs(
 ) -> Costs:
     """Flops, bytes and seconds as the compiler counts them, scans as often as they run.
 
-    Compiles the function again for every scan, to know what one run of its body costs.
+    Compiles the function again for every scan, to know what one run of its body costs. Flops,
+    bytes and seconds are None where that fails (a longer body may exceed the memory).
     """
     function = compiled.executable.function
 
     def measure(override: Override) -> Figures:
         return _figures(finish(name, lower(name, function, override, settings), settings))
 
-    once = _figures(compiled.executable.call)
-    figures = with_loops(function, once, placement, measure)
+    figures = _UNKNOWN
+    with contextlib.suppress(BackendError):
+        figures = with_loops(function, _figures(compiled.executable.call), placement, measure)
     loops = compiled.sources[f"{name}.stablehlo"].count("stablehlo.while")
     costs = Costs(
         Provenance.estimated(by),
         flops=figures.flops,
         bytes=figures.bytes,
         seconds=figures.seconds,
+        untimed_ops=round(figures.untimed),
         loops_counted_once=max(0, loops - _scans_kept(function, placement)),
     )
     return _with_memory(costs, compiled)
@@ -65,12 +73,18 @@ def _scans_kept(function: Function, placement: Placement) -> int:
 
 def _figures(compiled: Any) -> Figures:
     found = compiled.cost_analysis() or {}
-    keys = ("flops", "bytes accessed", "optimal_seconds")
-    return Figures(*(_figure(found.get(key)) for key in keys))
+    seconds = found.get("optimal_seconds")
+    # The compiler takes -1 second for every op that it has no time for.
+    untimed = math.ceil(-seconds) if seconds is not None and seconds < 0 else 0
+    return Figures(
+        flops=_figure(found.get("flops")),
+        bytes=_figure(found.get("bytes accessed")),
+        seconds=None if seconds is None else float(seconds) + untimed,
+        untimed=float(untimed),
+    )
 
 
 def _figure(value: Any) -> float | None:
-    """Negative figures are how the compiler says that it does not know."""
     return float(value) if value is not None and value >= 0 else None
 
 

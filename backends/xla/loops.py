@@ -1,37 +1,53 @@
 """What a compiler says of a program with loops, counted as often as the loops run.
 
 XLA's cost analysis takes a loop's body once, however often it runs: of 16 layers in one scan it
-sees one. The share of a body is found by compiling the function again, with every scan cut to one
-step, and again with one of them cut to two: the difference is one more run of that body. (Without
-the cut, by unrolling, it would also count the slicing of stacks whose length is odd.)
+sees one. What a body costs where it stands is found by compiling the function again with that scan
+unrolled further: the difference is a known number of further copies of the body. (A body compiled
+outside its loop would not do: small programs copy their weights into fast memory first, and count
+those copies several times.)
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-from jax import lax
-
 from tkcc.backends.xla.placement import Placement
-from tkcc.ir.evaluate import Override, evaluate
+from tkcc.ir.evaluate import Override, evaluate_node
 from tkcc.ir.graph import Function, Node
+
+LARGEST_UNROLL = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """Flops, bytes and seconds of one call, as a compiler counts them; None if it does not."""
+    """Flops, bytes and seconds of one call, as a compiler counts them; None if it does not.
+
+    `untimed` ops have no part in the seconds.
+    """
 
     flops: float | None
     bytes: float | None
     seconds: float | None
+    untimed: float = 0.0
 
     def plus(self, other: Figures, times: float = 1.0) -> Figures:
         """self + times * other, field by field."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Figures(*(None if None in (a, b) else a + times * b for a, b in pairs))
+
+        def added(a: float | None, b: float | None) -> float | None:
+            return None if a is None or b is None else a + times * b
+
+        return Figures(
+            added(self.flops, other.flops),
+            added(self.bytes, other.bytes),
+            added(self.seconds, other.seconds),
+            self.untimed + times * other.untimed,
+        )
+
+    def times(self, factor: float) -> Figures:
+        return Figures(0.0, 0.0, 0.0).plus(self, factor)
 
 
 Measure = Callable[[Override], Figures]  # compile with this override, and read the figures
@@ -39,20 +55,56 @@ Measure = Callable[[Override], Figures]  # compile with this override, and read 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scan:
-    """A scan of two steps or more, and those inside its body."""
+    """A scan of two steps or more. `around` is how many copies of it the compiled code has."""
 
     node: Node
     inner: tuple[Scan, ...]
+    around: int
 
     @property
     def runs(self) -> int:
         return int(self.node.attribute("length"))
 
     @property
+    def unroll(self) -> int:
+        return int(self.node.attribute("unroll"))
+
+    @property
     def counted(self) -> int:
-        """How many copies of the body stand in the compiled code, as lax.scan unrolls it."""
-        unroll = int(self.node.attribute("unroll"))
-        return min(self.runs, unroll + self.runs % unroll)
+        """How many copies of the body one copy of the scan has."""
+        return copies(self.runs, self.unroll)
+
+
+def copies(runs: int, unroll: int) -> int:
+    """Bodies in the code of a scan as lax.scan lays it out: those of the loop, and the rest."""
+    return min(runs, unroll + runs % unroll)
+
+
+def scans(function: Function, placement: Placement) -> list[Scan]:
+    """Every scan of two steps or more that `evaluate` reaches, outer ones first."""
+    return list(_flat(_scans(function, placement, 1)))
+
+
+def _scans(function: Function, placement: Placement, around: int) -> tuple[Scan, ...]:
+    return tuple(_found(function, placement, around))
+
+
+def _found(function: Function, placement: Placement, around: int) -> Iterator[Scan]:
+    for node in function.nodes:
+        if node.op.startswith("lax.") or node in placement.calls:
+            continue
+        if node.op == "scan" and node.attribute("length") > 1:
+            held = copies(node.attribute("length"), node.attribute("unroll"))
+            yield Scan(node, _scans(node.regions[0], placement, around * held), around)
+        else:
+            for region in node.regions:
+                yield from _found(region, placement, around)
+
+
+def _flat(found: Sequence[Scan]) -> Iterator[Scan]:
+    for scan in found:
+        yield scan
+        yield from _flat(scan.inner)
 
 
 def with_loops(
@@ -63,88 +115,60 @@ def with_loops(
     `placement` is what the function was compiled with. While loops and loops inside lax ops stay
     counted once.
     """
-    loops = tuple(_loops(function, placement))
-    everything = scans(function, placement)
-    if not everything:
-        return once
-    nodes = frozenset(loop.node for loop in everything)
-    single = measure(_cut(nodes, None, placement))
-    shares = {
-        loop.node: measure(_cut(nodes, loop.node, placement)).plus(single, -1.0)
-        for loop in everything
-    }
+    outer = _scans(function, placement, 1)
+    bodies = {scan.node: _body(scan, once, placement, measure) for scan in _flat(outer)}
     total = once
-    for loop in loops:
-        total = total.plus(_cost(loop, shares, lambda item: item.runs), loop.runs)
-        total = total.plus(_cost(loop, shares, lambda item: item.counted), -loop.counted)
+    for scan in outer:
+        total = total.plus(_true_body(scan, bodies), scan.runs)
+        total = total.plus(bodies[scan.node], -scan.counted)
     return total
 
 
-def _loops(function: Function, placement: Placement) -> Iterator[Scan]:
-    """The function's outermost scans of two steps or more that `evaluate` reaches."""
-    for node in function.nodes:
-        if node.op.startswith("lax.") or node in placement.calls:
-            continue
-        inner = tuple(loop for region in node.regions for loop in _loops(region, placement))
-        if node.op == "scan" and node.attribute("length") > 1:
-            yield Scan(node, inner)
-        else:
-            yield from inner
+def _body(scan: Scan, once: Figures, placement: Placement, measure: Measure) -> Figures:
+    """One copy of a scan's body as the compiler counts it, inner loops once."""
+    few, many = unrolls(scan.runs, scan.unroll)
+
+    def unrolled(unroll: int) -> Figures:
+        if unroll == scan.unroll:
+            return once
+        return measure(_unrolling({scan.node: unroll}, placement))
+
+    further = scan.around * (copies(scan.runs, many) - copies(scan.runs, few))
+    return unrolled(many).plus(unrolled(few), -1.0).times(1.0 / further)
 
 
-def scans(function: Function, placement: Placement) -> list[Scan]:
-    """Every scan of two steps or more that `evaluate` reaches, outer ones first."""
-    return list(_flat(tuple(_loops(function, placement))))
-
-
-def _flat(loops: Sequence[Scan]) -> Iterator[Scan]:
-    for loop in loops:
-        yield loop
-        yield from _flat(loop.inner)
-
-
-def _cost(loop: Scan, shares: dict[Node, Figures], times: Callable[[Scan], int]) -> Figures:
-    """One run of a body whose inner loops run `times` times."""
-    cost = shares[loop.node]
-    for inner in loop.inner:
-        cost = cost.plus(shares[inner.node], -1.0)
-        cost = cost.plus(_cost(inner, shares, times), times(inner))
+def _true_body(scan: Scan, bodies: Mapping[Node, Figures]) -> Figures:
+    """One run of a scan's body, inner loops as often as they run."""
+    cost = bodies[scan.node]
+    for inner in scan.inner:
+        cost = cost.plus(bodies[inner.node], -inner.counted)
+        cost = cost.plus(_true_body(inner, bodies), inner.runs)
     return cost
 
 
-def _cut(loops: frozenset[Node], twice: Node | None, placement: Placement) -> Override:
-    """Runs every loop for one step, and `twice` for two, without a loop."""
+def unrolls(runs: int, unroll: int) -> tuple[int, int]:
+    """Two ways to unroll a scan that differ in nothing but how many copies its loop holds.
+
+    Both leave the same rest: where there is one, lax.scan slices the stacks, which copies them. The
+    scan's own unrolling is the first of the two where it can be, which saves compiling it again.
+    """
+    half = runs // 2
+    few = range(1, min(half, LARGEST_UNROLL) + 1)
+    pairs = [(a, b) for a, b in itertools.combinations(few, 2) if runs % a == runs % b]
+    own = [pair for pair in pairs if pair[0] == unroll]
+    if own or pairs:
+        return (own or pairs)[0]
+    return (1, runs)  # of so few steps, all may be laid out
+
+
+def _unrolling(changed: Mapping[Node, int], placement: Placement) -> Override:
+    """Runs the scans in `changed` with another unrolling, and all else as placed."""
 
     def override(node: Node, operands: Sequence[Any]) -> Sequence[Any] | None:
-        if node in loops:
-            return _steps(node, operands, 2 if node is twice else 1, override)
-        return placement.override(node, operands)
+        if node not in changed:
+            return placement.override(node, operands)
+        attributes = {**dict(node.attributes), "unroll": changed[node]}
+        again = node.replace(attributes=tuple(sorted(attributes.items())))
+        return evaluate_node(again, operands, override)
 
     return override
-
-
-def _steps(node: Node, operands: Sequence[Any], steps: int, override: Override) -> tuple[Any, ...]:
-    first, carry = node.attribute("consts"), node.attribute("carry")
-    consts, state = operands[:first], tuple(operands[first : first + carry])
-    stacked = operands[first + carry :]
-    slices = []
-    for step in range(steps):
-        inputs = [*consts, *state, *(x[step] for x in stacked)]
-        out = evaluate(node.regions[0], inputs, override)
-        state = out[:carry]
-        slices.append(out[carry:])
-    return (*state, *_written(node, carry, slices, list(stacked)))
-
-
-def _written(
-    node: Node, carry: int, slices: list[tuple[Any, ...]], stacked: list[Any]
-) -> Iterator[Any]:
-    """The stacked results: slices written over an operand of the same type (a cache) or zeros."""
-    for number, value in enumerate(node.results[carry:]):
-        struct = value.type.struct()
-        same = [x for x in stacked if x.shape == struct.shape and x.dtype == struct.dtype]
-        whole = same[0] if same else jnp.zeros(struct.shape, struct.dtype)
-        stacked = [x for x in stacked if x is not whole]
-        for step, items in enumerate(slices):
-            whole = lax.dynamic_update_index_in_dim(whole, items[number], step, 0)
-        yield whole

@@ -27,7 +27,7 @@ def select_platforms() -> bool:
     others = tpu_attached() or _gpu_plugin_installed()
     if chosen or others or not libtpu_installed() or _started():
         return False
-    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]
     return True
 
 

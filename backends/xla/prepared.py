@@ -57,7 +57,7 @@ class PreparedParameters:
         self._make_room(program, current)
         began = time.perf_counter()
         values = call_by_name(program.artifacts[PREPARE], parameters)
-        jax.block_until_ready(values)
+        jax.block_until_ready(values)  # type: ignore[no-untyped-call]
         self._kept[key] = values
         return Obtained(values, prepared_bytes(program), time.perf_counter() - began)
 

@@ -178,7 +178,7 @@ class XlaRuntime(Runtime):
             self._require_open()
             with self._losing_state("waiting for the device"):
                 alive = [item for item in self._pending if not item.is_deleted()]
-                jax.block_until_ready([alive, self._state or {}])
+                jax.block_until_ready([alive, self._state or {}])  # type: ignore[no-untyped-call]
             self._pending = []
 
     @contextmanager

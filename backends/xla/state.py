@@ -46,7 +46,7 @@ def carried(old: Program, new: Program, state: Arrays) -> tuple[Arrays, int]:
         return state, 0
     baseline, unpacked = to_baseline(old, state)
     converted, packed = from_baseline(new, baseline)
-    jax.block_until_ready(converted)
+    jax.block_until_ready(converted)  # type: ignore[no-untyped-call]
     return converted, unpacked + packed
 
 

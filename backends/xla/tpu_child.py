@@ -36,7 +36,7 @@ def main() -> None:
     answer = os.dup(1)
     os.dup2(2, 1)
     request = json.load(sys.stdin)
-    jax.config.update("jax_enable_x64", request["x64"])
+    jax.config.update("jax_enable_x64", request["x64"])  # type: ignore[no-untyped-call]
     found = {"jobs": [_answer(job) for job in request["jobs"]]}
     with os.fdopen(answer, "w", encoding="utf-8") as out:
         json.dump(found, out)

@@ -18,9 +18,9 @@ from tkcc.ir.attributes import Dense
 from tkcc.ir.graph import Function, Module, Node, Value
 from tkcc.ir.op import build
 from tkcc.ir.passes.clean import each_function, remove_dead, share_common, with_operands
-from tkcc.ir.rules.reading.axes import Dims, flat
-from tkcc.ir.rules.reading.scalars import scalar
-from tkcc.ir.rules.reading.views import Reader, View, holds_all
+from tkcc.ir.reading.axes import Dims, flat
+from tkcc.ir.reading.scalars import scalar
+from tkcc.ir.reading.views import Reader, View, holds_all
 from tkcc.ir.types import dtype_name
 
 _Definitions = dict[Value, Node]
@@ -32,6 +32,11 @@ _Step = Callable[[Node, _Definitions], _Result]
 def canonicalise(module: Module) -> Module:
     """The module with one spelling; dead nodes are dropped and equal nodes shared."""
     return each_function(module, lambda f: remove_dead(share_common(canonical_function(f))))
+
+
+def tidy(module: Module) -> Module:
+    """As `canonicalise`, without sharing equal nodes."""
+    return each_function(module, lambda f: remove_dead(canonical_function(f)))
 
 
 def canonical_function(function: Function) -> Function:

@@ -9,7 +9,7 @@ looks like a relu), experts and one-hot look-ups before linear.
 from __future__ import annotations
 
 from tkcc.ir.graph import Module
-from tkcc.ir.passes.canonicalise import canonicalise
+from tkcc.ir.passes.canonicalise import canonicalise, tidy
 from tkcc.ir.passes.invariants import lift, sink
 from tkcc.ir.rewrite.driver import Log, rewrite
 from tkcc.ir.rewrite.rule import Rule, all_rules
@@ -40,9 +40,9 @@ def recognise(module: Module, log: Log | None = None) -> Module:
     positions not negative, lengths at least one. `log` records what fired.
     """
     log = log if log is not None else Log()
-    module = canonicalise(sink(canonicalise(module)))
+    module = canonicalise(sink(tidy(module)))
     for rules in _stages():
-        module = canonicalise(rewrite(module, rules, log))
+        module = tidy(rewrite(module, rules, log))
     return canonicalise(lift(module))
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tkcc.ir.attributes import DType
 from tkcc.ir.errors import RuleError
 from tkcc.ir.graph import Value
 from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.expression import Expression, evaluate_expression
+from tkcc.ir.rewrite.expression import evaluate_expression
+from tkcc.ir.rewrite.records import Condition
 from tkcc.ir.types import TensorType
-
-if TYPE_CHECKING:
-    from tkcc.ir.rewrite.pattern import Condition
 
 # name -> (number of values, number of expressions; -1 for one or more)
 _SHAPES: dict[str, tuple[int, int]] = {
@@ -37,55 +35,58 @@ def condition_names() -> list[str]:
     return sorted(_SHAPES)
 
 
-def check_condition(condition: Condition, defined: set[str]) -> None:
+def check_condition(condition: Condition) -> None:
     """Raise RuleError unless the condition is known and has the right arguments."""
     shape = _SHAPES.get(condition.name)
     if shape is None:
         raise RuleError(f"unknown condition {condition.name!r}", remedy=f"use {condition_names()}")
-    values, expressions = _arguments(condition)
-    right = len(values) == shape[0] and (
-        len(expressions) == shape[1] or (shape[1] < 0 and expressions)
-    )
-    if not right:
+    values, expressions = len(condition.values), len(condition.expressions)
+    if values != shape[0] or (expressions != shape[1] and not (shape[1] < 0 < expressions)):
+        wanted = "one or more" if shape[1] < 0 else shape[1]
         raise RuleError(
-            f"{condition.name} has {len(values)} values and {len(expressions)} expressions",
-            remedy=f"it takes {shape[0]} values and {max(shape[1], 1)} expressions",
+            f"{condition.name} has {values} values and {expressions} expressions",
+            remedy=f"it takes {shape[0]} values and {wanted} expressions",
         )
-    undefined = [name for name in values if name not in defined]
-    if undefined:
-        raise RuleError(f"{condition.name}: %{undefined[0]} is not defined", remedy="see given")
-
-
-def _arguments(condition: Condition) -> tuple[list[str], list[Expression]]:
-    values = [a[1:] for a in condition.arguments if isinstance(a, str)]
-    return values, [a for a in condition.arguments if isinstance(a, Expression)]
 
 
 def holds(
     condition: Condition, editor: Editor, values: Mapping[str, Value], bindings: Mapping[str, Any]
 ) -> bool:
-    """Whether the condition holds for a match."""
-    names, expressions = _arguments(condition)
+    """Whether the condition holds for a match. Raises RuleError if it cannot be computed."""
     types = {name: value.type for name, value in values.items()}
-    numbers = [evaluate_expression(e, bindings, types) for e in expressions]
-    return _TESTS[condition.name](editor, [values[name] for name in names], numbers)
+    numbers = [evaluate_expression(e, bindings, types) for e in condition.expressions]
+    return _TESTS[condition.name](editor, [values[name] for name in condition.values], numbers)
 
 
 def holds_for_types(
     condition: Condition, types: Mapping[str, TensorType], bindings: Mapping[str, Any]
 ) -> bool:
-    """Whether the part of the condition that speaks of types and numbers holds."""
-    names, expressions = _arguments(condition)
-    if condition.name in _GRAPH_ONLY or any(name not in types for name in names):
+    """Whether the condition holds, as far as the known `types` and the bindings tell."""
+    if condition.name in _GRAPH_ONLY or not condition.named <= types.keys():
         return True
-    numbers = [evaluate_expression(e, bindings, types) for e in expressions]
-    stand_ins = [Value(types[name]) for name in names]
+    numbers = [evaluate_expression(e, bindings, types) for e in condition.expressions]
+    stand_ins = [Value(types[name]) for name in condition.values]
     return _TESTS[condition.name](None, stand_ins, numbers)
 
 
 _GRAPH_ONLY = {"parameter", "not_parameter", "used_once", "constant", "distinct"}
 
 _Test = Callable[[Any, list[Value], list[Any]], bool]
+
+
+def _less(left: Any, right: Any) -> bool:
+    """Only numbers are less than numbers: a `window` of none is not."""
+    return _is_number(left) and _is_number(right) and bool(left < right)
+
+
+def _divides(left: Any, right: Any) -> bool:
+    whole = isinstance(left, int) and isinstance(right, int)
+    return whole and left != 0 and right % left == 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
 
 _TESTS: dict[str, _Test] = {
     "parameter": lambda editor, v, _: editor.is_parameter(v[0]),
@@ -99,6 +100,6 @@ _TESTS: dict[str, _Test] = {
     "rank": lambda _, v, n: v[0].type.rank == n[0],
     "equal": lambda _, __, n: n[0] == n[1],
     "differ": lambda _, __, n: n[0] != n[1],
-    "less": lambda _, __, n: n[0] < n[1],
-    "divides": lambda _, __, n: n[0] != 0 and n[1] % n[0] == 0,
+    "less": lambda _, __, n: _less(*n),
+    "divides": lambda _, __, n: _divides(*n),
 }

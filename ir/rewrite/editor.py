@@ -28,6 +28,7 @@ class Editor:
         self._is_parameter.update(dict.fromkeys(parameters, True))
         self._nodes: dict[Value, Node] = {}  # any result -> its node
         self._users: dict[Value, dict[Value, None]] = {}  # value -> first results of its readers
+        self._users_by_op: dict[tuple[Value, str], dict[Value, None]] = {}
         self._by_op: dict[str, dict[Value, None]] = {}
         self._order: dict[Value, tuple[int, int]] = {}  # first result -> place in the program
         self._counter = itertools.count(1)
@@ -52,6 +53,13 @@ class Editor:
     def users(self, value: Value) -> list[Node]:
         """The nodes that read the value, in the order in which they came to read it."""
         return [self._nodes[key] for key in self._users.get(value, ())]
+
+    def users_with_op(self, value: Value, op: str) -> list[Node]:
+        """As `users`, but only nodes with that op; costs nothing for the other readers."""
+        return [self._nodes[key] for key in self._users_by_op.get((value, op), ())]
+
+    def count_users_with_op(self, value: Value, op: str) -> int:
+        return len(self._users_by_op.get((value, op), ()))
 
     def use_count(self, value: Value) -> int:
         """Number of reading nodes, plus one per function output that is this value."""
@@ -131,7 +139,10 @@ class Editor:
         return node.results
 
     def replace(self, old: Value, new: Value) -> None:
-        """Let every reader of `old` read `new`; nodes that nobody reads any more are dropped."""
+        """Let every reader of `old` read `new`; nodes that nobody reads any more are dropped.
+
+        Raises IRError if the types differ, or if `new` is no value of the function (any more).
+        """
         if old is new:
             return
         if old.type != new.type:
@@ -139,8 +150,13 @@ class Editor:
                 f"cannot replace a value of type {old.type} by one of type {new.type}",
                 remedy="the replacement must have the same types as the pattern's outputs",
             )
-        if old.name and not new.name:
-            new.name = old.name
+        if new not in self._nodes and new not in self.function.inputs:
+            raise IRError(
+                "a replacement is no value of the function",
+                remedy="replace values by values that are kept, or by results of new nodes",
+            )
+        if old.name and not new.name and self._is_new(new):
+            new.name = old.name  # not that of a value which the unedited function shares
         for key in list(self._users.get(old, ())):
             node = self._nodes[key]
             operands = tuple(new if v is old else v for v in node.operands)
@@ -150,6 +166,10 @@ class Editor:
             count = self._output_uses.pop(old)
             self._output_uses[new] = self._output_uses.get(new, 0) + count
         self.drop_if_dead(old)
+
+    def _is_new(self, value: Value) -> bool:
+        node = self._nodes.get(value)
+        return node is not None and self._order[node.results[0]][1] > 0
 
     def replace_node(self, old: Node, new: Node) -> None:
         """Put `new`, a record with the same results, in the place of `old`."""
@@ -214,6 +234,7 @@ class Editor:
             self._nodes[value] = node
         for value in node.operands:
             self._users.setdefault(value, {})[key] = None
+            self._users_by_op.setdefault((value, node.op), {})[key] = None
         self._by_op.setdefault(node.op, {})[key] = None
         self._order[key] = place
 
@@ -222,7 +243,8 @@ class Editor:
         for value in node.results:
             del self._nodes[value]
         for value in set(node.operands):
-            self._users[value].pop(key, None)
+            del self._users[value][key]
+            del self._users_by_op[value, node.op][key]
         del self._by_op[node.op][key]
 
     def _swap(self, old: Node, new: Node) -> None:

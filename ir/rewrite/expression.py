@@ -1,12 +1,13 @@
 """The small expressions of rules: numbers, dtypes, tuples, `$variables`, symbols, arithmetic.
 
 Expressions are parsed to a tree of tuples and evaluated over bindings; nothing else can be said in
-them (no calls but dim, rank and bytes; no loops), so a rule cannot run code.
+them (no calls but dim, rank, bytes and dtype; no loops), so a rule cannot run code.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from tkcc.ir.text.lexer import Reader
 from tkcc.ir.types import TensorType
 
 _FUNCTIONS = {"dim": 2, "rank": 1, "bytes": 1, "dtype": 1}
+_SYMBOL = re.compile(r"[A-Z][A-Z0-9_]*", re.ASCII)
+MAX_EXPRESSION_DEPTH = 64
+MAX_TUPLE = 64
 _MAX_INTEGER = 1 << 62
 
 
@@ -25,25 +29,34 @@ class Expression:
 
     kind: str
     parts: tuple[Any, ...]
+    depth: int = dataclasses.field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        deepest = max((piece.depth for piece in self.pieces), default=0)
+        object.__setattr__(self, "depth", 1 + deepest)
+
+    @property
+    def pieces(self) -> tuple[Expression, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Expression))
 
     def names(self) -> set[str]:
         """The `$variables` and symbols that it reads."""
-        if self.kind in ("variable", "symbol"):
-            return {self.parts[0]}
-        found: set[str] = set()
-        for part in self.parts:
-            if isinstance(part, Expression):
-                found |= part.names()
-        return found
+        own = {self.parts[0]} if self.kind in ("variable", "symbol") else set()
+        return own.union(*(piece.names() for piece in self.pieces))
+
+    def values(self) -> set[str]:
+        """The names of the values whose types it asks for: x in `dim(%x, 0)`."""
+        own = {self.parts[1]} if self.kind == "call" else set()
+        return own.union(*(piece.values() for piece in self.pieces))
 
 
 def parse_expression(reader: Reader) -> Expression:
-    """`sum := product (('+'|'-') product)*`"""
+    """`sum := product (('+'|'-') product)*`. Raises ParseError."""
     reader.enter()
     left = _product(reader)
     while reader.peek("+") or reader.peek("-"):
         operator = reader.next().text
-        left = Expression(operator, (left, _product(reader)))
+        left = _joined(reader, operator, left, _product(reader))
     reader.leave()
     return left
 
@@ -55,8 +68,17 @@ def _product(reader: Reader) -> Expression:
         if operator == "/":
             reader.expect("/")
             operator = "//"
-        left = Expression(operator, (left, _atom(reader)))
+        left = _joined(reader, operator, left, _atom(reader))
     return left
+
+
+def _joined(reader: Reader, operator: str, left: Expression, right: Expression) -> Expression:
+    joined = Expression(operator, (left, right))
+    if joined.depth > MAX_EXPRESSION_DEPTH:
+        raise reader.error(
+            f"an expression deeper than {MAX_EXPRESSION_DEPTH}", remedy="name its parts with let"
+        )
+    return joined
 
 
 def _atom(reader: Reader) -> Expression:
@@ -69,12 +91,22 @@ def _atom(reader: Reader) -> Expression:
         return _call(reader)
     if token.kind == "name" and is_symbol(token.text) and not reader.peek("(", 1):
         return Expression("symbol", (reader.next().text,))
-    return Expression("literal", (reader.attribute(),))
+    if token.kind == "name" and "-" in token.text and is_symbol(token.text.partition("-")[0]):
+        raise reader.error(f"{token.text!r} is one word", remedy="write spaces around the minus")
+    return _literal(reader)
+
+
+def _literal(reader: Reader) -> Expression:
+    at = reader.token.at
+    value = reader.attribute()
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        raise reader.error("a number is too large", at, "keep whole numbers below 2^62")
+    return Expression("literal", (value,))
 
 
 def is_symbol(name: str) -> bool:
     """Symbols (sizes and dtypes) are capital letters and digits: `K`, `T`, `N2`."""
-    return name[0].isupper() and name.isupper() and "." not in name
+    return _SYMBOL.fullmatch(name) is not None
 
 
 def _parenthesis(reader: Reader) -> Expression:
@@ -91,6 +123,7 @@ def _parenthesis(reader: Reader) -> Expression:
 
 
 def _call(reader: Reader) -> Expression:
+    at = reader.token.at
     name = reader.next().text
     reader.expect("(")
     value = reader.value_name()
@@ -99,7 +132,7 @@ def _call(reader: Reader) -> Expression:
         extra.append(parse_expression(reader))
     reader.expect(")")
     if len(extra) + 1 != _FUNCTIONS[name]:
-        raise reader.error(f"{name} takes {_FUNCTIONS[name]} arguments")
+        raise reader.error(f"{name} takes {_FUNCTIONS[name]} arguments", at, "as in dim(%x, -1)")
     return Expression("call", (name, value, *extra))
 
 
@@ -124,7 +157,7 @@ def evaluate_expression(
 
 def _arithmetic(operator: str, left: Any, right: Any) -> Any:
     if isinstance(left, tuple) and isinstance(right, tuple) and operator == "+":
-        return left + right
+        return _bounded_tuple(left + right)
     if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (left, right)):
         raise RuleError(f"cannot compute {left!r} {operator} {right!r}", remedy="use numbers")
     if operator == "//":
@@ -137,6 +170,12 @@ def _arithmetic(operator: str, left: Any, right: Any) -> Any:
     return result
 
 
+def _bounded_tuple(joined: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(joined) > MAX_TUPLE:
+        raise RuleError(f"a tuple of {len(joined)} items", remedy=f"at most {MAX_TUPLE}")
+    return joined
+
+
 def _evaluate_call(
     parts: tuple[Any, ...], bindings: Mapping[str, Any], types: Mapping[str, TensorType]
 ) -> Any:
@@ -147,6 +186,9 @@ def _evaluate_call(
     if name == "dim":
         index = evaluate_expression(rest[0], bindings, types)
         if not isinstance(index, int) or not -type_.rank <= index < type_.rank:
-            raise RuleError(f"dim(%{value}, {index}) is out of range for {type_}")
+            raise RuleError(
+                f"dim(%{value}, {index}) is out of range for {type_}",
+                remedy="name a dimension that it has",
+            )
         return type_.shape[index]
     return {"rank": type_.rank, "bytes": type_.bytes, "dtype": DType(type_.dtype)}[name]

@@ -26,87 +26,42 @@ values the rule is checked; `let N = H * D` ties sizes together (a condition whe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
-from tkcc.ir.errors import ParseError, RuleError, TkccError
-from tkcc.ir.op import REQUIRED, lookup
+from tkcc.ir.errors import ParseError
 from tkcc.ir.rewrite.expression import Expression, is_symbol, parse_expression
-from tkcc.ir.text.lexer import Reader
+from tkcc.ir.rewrite.records import Condition, Pattern, PatternNode, TypePattern
+from tkcc.ir.rewrite.validate import Flaw, validate
+from tkcc.ir.text.lexer import MAX_SIZE, Reader
 from tkcc.ir.types import dtype_names
 
 MAX_PATTERN_NODES = 32
+MAX_RULE_TEXT = 1 << 18  # characters
 CLASSES = ("exact", "approximate")
-
-
-@dataclasses.dataclass(frozen=True)
-class TypePattern:
-    """dtype (a name or a symbol; "" for any), leading symbol ("" for none), sizes."""
-
-    dtype: str
-    lead: str
-    sizes: tuple[int | str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class PatternNode:
-    """One line of `match` or `replace`. With op "" the line renames: `%y = %x`."""
-
-    results: tuple[str, ...]
-    op: str
-    operands: tuple[str, ...]
-    optional: tuple[tuple[str, str], ...]
-    attributes: tuple[tuple[str, Expression], ...]
-    any_attributes: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Condition:
-    """`name(arguments)`; values are given as `%name` strings, the rest as expressions."""
-
-    name: str
-    arguments: tuple[str | Expression, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Pattern:
-    """A parsed rule."""
-
-    name: str
-    kind: str
-    about: str
-    given: tuple[tuple[str, TypePattern], ...]
-    match: tuple[PatternNode, ...]
-    conditions: tuple[Condition, ...]
-    replace: tuple[PatternNode, ...]
-    choices: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    samples: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    lets: tuple[tuple[str, Expression], ...] = ()  # sizes that follow from others
-    error: float = 0.0  # for approximate rules: the largest relative error that is allowed
-    text: str = ""
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names that the replacement redefines, in pattern order."""
-        made = {name for node in self.replace for name in node.results}
-        return tuple(n for node in self.match for n in node.results if n in made)
-
-    @property
-    def anchor(self) -> int:
-        """Position of the first pattern node with a replaced result."""
-        outputs = set(self.outputs)
-        return next(i for i, node in enumerate(self.match) if outputs & set(node.results))
+_GRAMMAR = "the form of a rule is shown at the top of ir/rewrite/pattern.py"
 
 
 def parse_rules(text: str, name: str = "<rules>") -> list[Pattern]:
-    """All rules of a text. Raises ParseError or RuleError at the first bad one."""
-    reader = Reader(text, name)
+    """All rules of a text. Raises ParseError with line, column and remedy at the first bad one."""
+    if len(text) > MAX_RULE_TEXT:
+        raise ParseError(f"{name} has {len(text)} characters", remedy=f"at most {MAX_RULE_TEXT}")
+    try:
+        return _rules(Reader(text, name))
+    except ParseError as error:
+        raise ParseError(
+            error.what, where=error.where, remedy=error.remedy or _GRAMMAR
+        ) from None
+
+
+def _rules(reader: Reader) -> list[Pattern]:
     rules: list[Pattern] = []
     while reader.token.kind != "end":
         start = reader.token.at
         pattern = _rule(reader)
         if any(known.name == pattern.name for known in rules):
-            raise reader.error(f"rule {pattern.name!r} is defined twice", start)
-        own = text[start : reader.tokens[reader.position - 1].at + 1]
+            raise reader.error(f"rule {pattern.name!r} is defined twice", start, "rename one")
+        own = reader.text[start : reader.tokens[reader.position - 1].at + 1]
         rules.append(dataclasses.replace(pattern, text=own))
     if not rules:
         raise reader.error("no rule found", remedy="write rule name { ... }")
@@ -117,59 +72,49 @@ def _rule(reader: Reader) -> Pattern:
     start = reader.expect("rule").at
     name = reader.word()
     reader.expect("{")
-    parts: dict[str, Any] = {"choices": [], "samples": [], "lets": []}
+    parts: dict[str, Any] = {}
     while not reader.accept("}"):
         _section(reader, parts)
-    missing = [key for key in ("kind", "given", "match", "replace") if key not in parts]
+    missing = [key for key in ("class", "given", "match", "replace") if key not in parts]
     if missing:
-        raise reader.error(f"rule {name!r} lacks {missing}", start, "see docs/add-a-rule.md")
+        raise reader.error(f"rule {name!r} lacks {missing}", start, _GRAMMAR)
     pattern = Pattern(
         name=name,
-        kind=parts["kind"],
+        kind=parts["class"],
         about=parts.get("about", ""),
         given=tuple(parts["given"]),
         match=tuple(parts["match"]),
         conditions=tuple(parts.get("where", ())),
         replace=tuple(parts["replace"]),
-        choices=tuple(parts["choices"]),
-        samples=tuple(parts["samples"]),
-        lets=tuple(parts["lets"]),
+        choices=tuple(parts.get("choose", ())),
+        samples=tuple(parts.get("sample", ())),
+        lets=tuple(parts.get("let", ())),
         error=parts.get("error", 0.0),
     )
     try:
-        _validate(pattern)
-    except TkccError as error:
-        raise reader.error(f"rule {name}: {error.what}", start, error.remedy) from None
+        validate(pattern)
+    except Flaw as flaw:
+        at = start if flaw.at is None else flaw.at
+        raise reader.error(f"rule {name}: {flaw.what}", at, flaw.remedy) from None
     return pattern
 
 
 def _section(reader: Reader, parts: dict[str, Any]) -> None:
     token = reader.kind("name")
     word = token.text
-    if word == "class":
-        parts["kind"] = reader.kind("name").text
-        if parts["kind"] not in CLASSES:
-            raise reader.error(f"class is {parts['kind']!r}", token.at, f"use one of {CLASSES}")
-    elif word == "about":
-        parts["about"] = reader.string()
-    elif word == "error":
-        parts["error"] = float(reader.kind("number").text)
-    elif word == "given":
-        parts["given"] = _given(reader)
-    elif word in ("match", "replace"):
-        parts[word] = _nodes(reader, word)
-    elif word == "where":
-        parts["where"] = _conditions(reader)
-    elif word == "let":
-        parts["lets"] += _lets(reader)
-    elif word in ("choose", "sample"):
-        parts["choices" if word == "choose" else "samples"].append(_values(reader))
-    else:
-        raise reader.error(
-            f"unknown section {word!r}",
-            token.at,
-            "sections are class, about, error, given, match, let, where, choose, sample, replace",
-        )
+    if word not in _SECTIONS:
+        raise reader.error(f"unknown section {word!r}", token.at, f"use {list(_SECTIONS)}")
+    if word in parts and word not in _REPEATED:
+        raise reader.error(f"section {word!r} stands twice", token.at, "write it once")
+    read = _SECTIONS[word](reader)
+    parts[word] = [*parts.get(word, ()), *read] if word in _REPEATED else read
+
+
+def _class(reader: Reader) -> str:
+    token = reader.kind("name")
+    if token.text not in CLASSES:
+        raise reader.error(f"class is {token.text!r}", token.at, f"use one of {CLASSES}")
+    return token.text
 
 
 def _given(reader: Reader) -> list[tuple[str, TypePattern]]:
@@ -189,15 +134,23 @@ def _type_pattern(reader: Reader) -> TypePattern:
     reader.expect("[")
     lead = ""
     if reader.accept("*"):
-        lead = reader.kind("name").text
+        lead = _symbol(reader)
         if not reader.peek("]"):
             reader.expect(",")
     sizes: list[int | str] = []
     while not reader.accept("]"):
-        sizes.append(reader.integer() if reader.token.kind == "number" else _symbol(reader))
+        sizes.append(_size(reader) if reader.token.kind == "number" else _symbol(reader))
         if not reader.peek("]"):
             reader.expect(",")
-    return TypePattern(token.text, lead, tuple(sizes))
+    return TypePattern(token.text, lead, tuple(sizes), token.at)
+
+
+def _size(reader: Reader) -> int:
+    at = reader.token.at
+    size = reader.integer()
+    if not 0 <= size <= MAX_SIZE:
+        raise reader.error(f"a size of {size}", at, f"sizes are 0 to {MAX_SIZE}")
+    return size
 
 
 def _symbol(reader: Reader) -> str:
@@ -207,30 +160,32 @@ def _symbol(reader: Reader) -> str:
     return token.text
 
 
-def _nodes(reader: Reader, section: str) -> list[PatternNode]:
-    reader.expect("{")
+def _nodes(reader: Reader) -> list[PatternNode]:
+    start = reader.expect("{").at
     nodes = []
     while not reader.accept("}"):
         nodes.append(_pattern_node(reader))
         if len(nodes) > MAX_PATTERN_NODES:
-            raise reader.error(f"{section} has more than {MAX_PATTERN_NODES} lines")
+            remedy = "split the rule, or write a Python rule"
+            raise reader.error(f"more than {MAX_PATTERN_NODES} lines", nodes[-1].at, remedy)
     if not nodes:
-        raise reader.error(f"{section} is empty")
+        raise reader.error("no lines", start, "write %y = op(%x)")
     return nodes
 
 
 def _pattern_node(reader: Reader) -> PatternNode:
+    at = reader.token.at
     results = [reader.value_name()]
     while reader.accept(","):
         results.append(reader.value_name())
     reader.expect("=")
     if reader.token.kind == "value":
-        return PatternNode(tuple(results), "", (reader.value_name(),), (), (), False)
+        return PatternNode(tuple(results), "", (reader.value_name(),), (), (), False, at)
     op = reader.kind("name").text
     operands, optional = _pattern_operands(reader)
     attributes, anything = _pattern_attributes(reader)
     return PatternNode(
-        tuple(results), op, tuple(operands), tuple(optional), tuple(attributes), anything
+        tuple(results), op, tuple(operands), tuple(optional), tuple(attributes), anything, at
     )
 
 
@@ -271,7 +226,7 @@ def _pattern_attributes(reader: Reader) -> tuple[list[tuple[str, Expression]], b
 def _conditions(reader: Reader) -> list[Condition]:
     conditions = []
     while True:
-        name = reader.kind("name").text
+        token = reader.kind("name")
         reader.expect("(")
         arguments: list[str | Expression] = []
         while not reader.accept(")"):
@@ -281,7 +236,7 @@ def _conditions(reader: Reader) -> list[Condition]:
                 arguments.append(parse_expression(reader))
             if not reader.peek(")"):
                 reader.expect(",")
-        conditions.append(Condition(name, tuple(arguments)))
+        conditions.append(Condition(token.text, tuple(arguments), token.at))
         if not reader.accept(","):
             return conditions
 
@@ -296,84 +251,32 @@ def _lets(reader: Reader) -> list[tuple[str, Expression]]:
             return lets
 
 
-def _values(reader: Reader) -> tuple[str, tuple[Any, ...]]:
-    name = reader.kind("variable").text
+def _values(reader: Reader) -> list[tuple[str, tuple[Any, ...]]]:
+    token = reader.kind("variable")
     reader.expect("in")
     values = reader.attribute()
     if not isinstance(values, tuple) or not values:
-        raise reader.error(f"{name} needs a list of values", remedy="write in (1, 2)")
-    return name, values
+        raise reader.error(f"{token.text} needs a list of values", token.at, "write in (1, 2)")
+    return [(token.text, values)]
 
 
-def _validate(pattern: Pattern) -> None:
-    from tkcc.ir.rewrite.conditions import check_condition
-
-    given = {name for name, _ in pattern.given}
-    defined = _check_lines(pattern.match, set(given), "match")
-    if not pattern.outputs:
-        raise RuleError("replace redefines no value of match", remedy="define what is replaced")
-    _check_lines(pattern.replace, set(defined), "replace", redefine=set(pattern.outputs))
-    _check_connected(pattern, given)
-    for condition in pattern.conditions:
-        check_condition(condition, defined)
-    if pattern.kind == "approximate" and not pattern.error > 0:
-        raise RuleError("an approximate rule states its error", remedy="add: error 0.01")
+def _error(reader: Reader) -> float:
+    return float(reader.kind("number").text)
 
 
-def _check_lines(
-    nodes: tuple[PatternNode, ...], known: set[str], section: str, redefine: set[str] | None = None
-) -> set[str]:
-    fresh: set[str] = set()
-    for node in nodes:
-        for name in (*node.operands, *(value for _, value in node.optional)):
-            if name not in known and name not in fresh:
-                raise RuleError(f"{section}: %{name} is not defined", remedy="list it in given")
-        if node.op:
-            _check_attributes(node, section)
-        elif section == "match":
-            raise RuleError("match: a line needs an op", remedy="write %y = op(%x)")
-        for name in node.results:
-            if name in fresh or (name in known and name not in (redefine or ())):
-                raise RuleError(f"{section}: %{name} is defined twice", remedy="choose other names")
-            fresh.add(name)
-    return known | fresh
-
-
-def _check_attributes(node: PatternNode, section: str) -> None:
-    definition = lookup(node.op)  # raises for an unknown op
-    if definition.regions or node.op in ("cond", "group"):
-        raise RuleError(f"{section}: {node.op} has regions", remedy="write a Python rule")
-    known = definition.attributes
-    if node.op.startswith("lax."):
-        return
-    unknown = [key for key, _ in node.attributes if key not in known]
-    if unknown:
-        raise RuleError(f"{section}: {node.op} has no attribute {unknown}", remedy=f"{list(known)}")
-    given = {key for key, _ in node.attributes}
-    missing = [k for k, v in known.items() if v is REQUIRED and k not in given]
-    if missing and not node.any_attributes:
-        raise RuleError(f"{section}: {node.op} needs {missing}", remedy="bind it: {name=$name}")
-    extra = [key for key, _ in node.optional if key not in definition.optional]
-    if extra:
-        raise RuleError(f"{section}: {node.op} has no operand {extra}", remedy="")
-
-
-def _check_connected(pattern: Pattern, given: set[str]) -> None:
-    """Every pattern node must be reachable from the anchor over shared values."""
-    reached = {pattern.anchor}
-    frontier = [pattern.anchor]
-    while frontier:
-        names = _names(pattern.match[frontier.pop()])
-        for index, node in enumerate(pattern.match):
-            if index not in reached and names & _names(node):
-                reached.add(index)
-                frontier.append(index)
-    if len(reached) < len(pattern.match):
-        raise RuleError("the match is not connected", remedy="its lines must share values")
-
-
-def _names(node: PatternNode) -> set[str]:
-    return {*node.results, *node.operands, *(value for _, value in node.optional)}
+_SECTIONS: dict[str, Callable[[Reader], Any]] = {
+    "class": _class,
+    "about": Reader.string,
+    "error": _error,
+    "given": _given,
+    "match": _nodes,
+    "let": _lets,
+    "where": _conditions,
+    "choose": _values,
+    "sample": _values,
+    "replace": _nodes,
+}
+_REPEATED = ("where", "let", "choose", "sample")
 
 
 __all__ = [

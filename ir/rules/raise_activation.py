@@ -1,6 +1,6 @@
 """Recognise activation functions and gated units.
 
-A value is recognised by what it computes (`reading.curves`), so every spelling counts: gelu with
+A value is recognised by what it computes (`tkcc.ir.reading.curves`), so every spelling counts: gelu with
 erf, erfc or tanh, silu as a product, a quotient or with tanh. `lax.tanh` and `lax.logistic` alone
 are names already and stay.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 from tkcc.ir.graph import Node, Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.reading.curves import curve_of
+from tkcc.ir.reading.curves import curve_of
+from tkcc.ir.reading.scalars import scalar
 
 _CANDIDATES: dict[str, tuple[str, ...]] = {
     "lax.logistic": ("silu",),
@@ -20,8 +21,10 @@ _CANDIDATES: dict[str, tuple[str, ...]] = {
     "lax.erfc": ("gelu",),
     "lax.max": ("relu",),
 }
-_FURTHEST = 5  # nodes from the characteristic one to the end
-_DEEPEST = 6  # nodes from x to the characteristic one
+_ARITHMETIC = ("lax.mul", "lax.add", "lax.div", "lax.sub", "lax.neg")
+_INNER = (*_ARITHMETIC, "lax.integer_pow", "lax.pow", "lax.square")
+_FURTHEST = 8  # values that are tried as the result
+_DEEPEST = 6  # values that are tried as x
 _DTYPES = ("bf16", "f16", "f32", "f64")
 
 
@@ -32,7 +35,7 @@ def raise_activation(editor: Editor, node: Node) -> Replacement | None:
     if type_.dtype not in _DTYPES or type_.rank == 0 or editor.is_parameter(node.results[0]):
         return None
     inputs = _before(editor, node)
-    for result in _after(editor, node):
+    for result in _after(editor, node, inputs):
         for x in inputs:
             if x.type != result.type:
                 continue
@@ -42,21 +45,29 @@ def raise_activation(editor: Editor, node: Node) -> Replacement | None:
     return None
 
 
-def _after(editor: Editor, node: Node) -> list[Value]:
-    """Values of the same type that are made from the node's result, the furthest first."""
-    found, frontier = [node.results[0]], [node.results[0]]
-    for _ in range(_FURTHEST):
-        users = [user for value in frontier for user in editor.users(value)]
-        frontier = [
-            user.results[0]
-            for user in users
-            if user.op in ("lax.mul", "lax.add", "lax.div", "lax.sub")
-            and user.results[0].type == node.results[0].type
-            and user.results[0] not in found
-        ]
-        frontier = list(dict.fromkeys(frontier))[:4]
-        found += frontier
+def _after(editor: Editor, node: Node, inputs: list[Value]) -> list[Value]:
+    """Values made of the node's result, the inputs and numbers alone, the furthest first."""
+    found = [node.results[0]]
+    known = {*inputs, *found}
+    for value in found:
+        for user in editor.users(value):
+            result = user.results[0]
+            if user.op not in _ARITHMETIC or result in known or len(found) >= _FURTHEST:
+                continue
+            if result.type == value.type and all(_is_made_of(editor, v, known) for v in user.operands):
+                known.add(result)
+                found.append(result)
     return found[::-1]
+
+
+def _is_made_of(editor: Editor, value: Value, known: set[Value]) -> bool:
+    """Whether it is known, a number, or simple arithmetic on these."""
+    if value in known or value.type.rank == 0:
+        return True
+    node = editor.node_of(value)
+    if node is None or node.op not in _ARITHMETIC:
+        return scalar(editor.node_of, value) is not None
+    return all(v in known or scalar(editor.node_of, v) is not None for v in node.operands)
 
 
 def _before(editor: Editor, node: Node) -> list[Value]:
@@ -69,7 +80,7 @@ def _before(editor: Editor, node: Node) -> list[Value]:
             continue
         found.append(value)
         made = editor.node_of(value)
-        if made is not None and made.op.startswith("lax.") and len(made.results) == 1:
+        if made is not None and made.op in _INNER:
             frontier += made.operands
     return found
 

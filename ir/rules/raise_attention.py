@@ -1,7 +1,7 @@
 """Recognise softmax attention.
 
 The product of probabilities with values is the start; from there the code is read back through
-layout ops in named axes (`reading.attention`), so the order of dimensions, repeated or grouped key
+layout ops in named axes (`tkcc.ir.reading.attention`), so the order of dimensions, repeated or grouped key
 heads, and the place where the scale is applied do not matter.
 
 The named op keeps scores in float32 until the probabilities are rounded, so roundings of scores to
@@ -19,20 +19,20 @@ import dataclasses
 from tkcc.ir.graph import Node, Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.reading.attention import (
+from tkcc.ir.reading.attention import (
     Probabilities,
     ScoreReader,
     Scores,
     read_probabilities,
 )
-from tkcc.ir.rules.reading.axes import Dim, Dims, axes_in, flat
-from tkcc.ir.rules.reading.bounds import Groups
-from tkcc.ir.rules.reading.build import arrange, convert
-from tkcc.ir.rules.reading.dots import plain_precision, read_dot
-from tkcc.ir.rules.reading.heads import find_groups
-from tkcc.ir.rules.reading.scalars import short
-from tkcc.ir.rules.reading.views import Reader, View, holds_all, origin
-from tkcc.ir.rules.reading.visible import decide_visible
+from tkcc.ir.reading.axes import Dim, Dims, axes_in, flat
+from tkcc.ir.reading.bounds import Groups
+from tkcc.ir.reading.build import arrange, convert
+from tkcc.ir.reading.dots import plain_precision, read_dot
+from tkcc.ir.reading.heads import find_groups
+from tkcc.ir.reading.scalars import short
+from tkcc.ir.reading.views import Reader, View, holds_all, origin
+from tkcc.ir.reading.visible import decide_visible
 
 
 @dataclasses.dataclass(frozen=True)

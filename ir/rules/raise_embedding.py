@@ -10,10 +10,10 @@ from __future__ import annotations
 from tkcc.ir.graph import Node
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.reading.build import arrange
-from tkcc.ir.rules.reading.dots import read_dot
-from tkcc.ir.rules.reading.rows import read_one_hot, read_rows
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.build import arrange
+from tkcc.ir.reading.dots import read_dot
+from tkcc.ir.reading.rows import read_one_hot, read_rows
+from tkcc.ir.reading.views import Reader, View
 
 
 @node_rule("lax.gather", group="raise")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from tkcc.ir.graph import Node, Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.reading.axes import Dim, Dims, axes_in, flat
-from tkcc.ir.rules.reading.build import arrange
-from tkcc.ir.rules.reading.dots import plain_precision, read_dot
-from tkcc.ir.rules.reading.views import Reader, View, holds_all, widens
+from tkcc.ir.reading.axes import Dim, Dims, axes_in, flat
+from tkcc.ir.reading.build import arrange
+from tkcc.ir.reading.dots import plain_precision, read_dot
+from tkcc.ir.reading.views import Reader, View, holds_all, widens
 
 _ACCUMULATED = ("bf16", "f16", "f32", "f64")
 

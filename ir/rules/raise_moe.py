@@ -12,12 +12,12 @@ import dataclasses
 from tkcc.ir.graph import Node, Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.reading.axes import Dim, Dims, axes_in, flat
-from tkcc.ir.rules.reading.build import arrange, convert
-from tkcc.ir.rules.reading.dots import read_dot, read_sum
-from tkcc.ir.rules.reading.experts import Experts, read_experts
-from tkcc.ir.rules.reading.shares import Chosen, read_shares
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Dim, Dims, axes_in, flat
+from tkcc.ir.reading.build import arrange, convert
+from tkcc.ir.reading.dots import read_dot, read_sum
+from tkcc.ir.reading.experts import Experts, read_experts
+from tkcc.ir.reading.shares import Chosen, read_shares
+from tkcc.ir.reading.views import Reader, View
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,14 +6,14 @@ from tkcc.ir.graph import Node
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.rules.raise_moe import build_experts, rounded_result
-from tkcc.ir.rules.reading.axes import Dim, Dims, size_of
-from tkcc.ir.rules.reading.dots import read_sum
-from tkcc.ir.rules.reading.experts import Experts
-from tkcc.ir.rules.reading.ragged import RaggedReader, Sorted
-from tkcc.ir.rules.reading.rows import read_rows
-from tkcc.ir.rules.reading.scatters import written_places
-from tkcc.ir.rules.reading.shares import Chosen
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Dim, Dims, size_of
+from tkcc.ir.reading.dots import read_sum
+from tkcc.ir.reading.experts import Experts
+from tkcc.ir.reading.ragged import RaggedReader, Sorted
+from tkcc.ir.reading.rows import read_rows
+from tkcc.ir.reading.scatters import written_places
+from tkcc.ir.reading.shares import Chosen
+from tkcc.ir.reading.views import Reader, View
 
 
 @node_rule("lax.reduce_sum", group="raise")

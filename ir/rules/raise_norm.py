@@ -13,11 +13,11 @@ from __future__ import annotations
 from tkcc.ir.graph import Node, Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.reading.axes import Dims
-from tkcc.ir.rules.reading.build import arrange, binary, convert, full
-from tkcc.ir.rules.reading.moments import Moment, read_root
-from tkcc.ir.rules.reading.scalars import short
-from tkcc.ir.rules.reading.views import Reader, View, origin
+from tkcc.ir.reading.axes import Dims
+from tkcc.ir.reading.build import arrange, binary, convert, full
+from tkcc.ir.reading.moments import Moment, read_root
+from tkcc.ir.reading.scalars import short
+from tkcc.ir.reading.views import Reader, View, origin
 
 _NORMS = ("rms_normalize", "rms_norm", "layer_norm")
 

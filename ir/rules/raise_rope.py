@@ -11,13 +11,13 @@ from __future__ import annotations
 from tkcc.ir.graph import Node, Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.reading.axes import Axis, Dim, Dims, axes_in, flat
-from tkcc.ir.rules.reading.build import arrange, binary, convert, full, integers
-from tkcc.ir.rules.reading.cuts import read_cut
-from tkcc.ir.rules.reading.forms import Form
-from tkcc.ir.rules.reading.rotary import Rotation, read_rotation
-from tkcc.ir.rules.reading.scalars import short
-from tkcc.ir.rules.reading.views import Reader, View, holds_all, widens
+from tkcc.ir.reading.axes import Axis, Dim, Dims, axes_in, flat
+from tkcc.ir.reading.build import arrange, binary, convert, full, integers
+from tkcc.ir.reading.cuts import read_cut
+from tkcc.ir.reading.forms import Form
+from tkcc.ir.reading.rotary import Rotation, read_rotation
+from tkcc.ir.reading.scalars import short
+from tkcc.ir.reading.views import Reader, View, holds_all, widens
 
 _SCHEMES = {
     "lax.add": (False, True),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tkcc.ir.graph import Node, Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.reading.axes import Dims
-from tkcc.ir.rules.reading.dots import read_sum, reduces_last
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Dims
+from tkcc.ir.reading.dots import read_sum, reduces_last
+from tkcc.ir.reading.views import Reader, View
 
 
 @node_rule("lax.div", "lax.mul", group="raise")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from tkcc.ir.graph import Node, Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.reading.axes import Axis, Dims, axes_in, size_of
-from tkcc.ir.rules.reading.build import arrange, integers, transpose
-from tkcc.ir.rules.reading.forms import Base, Form, index_of, read_form
-from tkcc.ir.rules.reading.rows import read_equal_index
-from tkcc.ir.rules.reading.scatters import plain_axis, remaining, written_places
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Axis, Dims, axes_in, size_of
+from tkcc.ir.reading.build import arrange, integers, transpose
+from tkcc.ir.reading.forms import Base, Form, index_of, read_form
+from tkcc.ir.reading.rows import read_equal_index
+from tkcc.ir.reading.scatters import plain_axis, remaining, written_places
+from tkcc.ir.reading.views import Reader, View
 
 _LAYOUTS = {1: "bshd", 2: "bhsd"}
 

@@ -11,6 +11,7 @@ from tkcc.ir.attributes import (
     Dense,
     DType,
     KeyImplementation,
+    PrimitiveName,
     RegionReference,
     dense_from_numbers,
     number,
@@ -313,7 +314,11 @@ class Reader:
     def _record(self, token: Token) -> Any:
         """`Name.MEMBER` of a known enum, or `Name(field=value, ...)` of a known record."""
         name, dot, member = token.text.partition(".")
-        known: dict[str, Any] = {**record_classes(), "KeyImplementation": KeyImplementation}
+        known: dict[str, Any] = {
+            **record_classes(),
+            "KeyImplementation": KeyImplementation,
+            "PrimitiveName": PrimitiveName,
+        }
         if name not in known:
             raise self.error(
                 f"unknown word {token.text!r}",

@@ -61,7 +61,7 @@ class Recorder(Observer):
 @pytest.fixture(scope="module")
 def result(session):
     recorder = Recorder()
-    plan = Plan(budget=40.0, block_steps=2, check_steps=3, confirm_prompts=2)
+    plan = Plan(budget=40.0, block_seconds=0.02, check_steps=3, confirm_prompts=2)
     return Optimizer(session, WORKLOAD, PROMPTS, plan, recorder).run(), recorder
 
 
@@ -92,7 +92,7 @@ def test_a_wrong_rule_is_called_wrong_and_never_wins(session, monkeypatch):
     wrong = rules.PatternRule.of(pattern)
     monkeypatch.setitem(rules._RULES, wrong.name, wrong)
     monkeypatch.setattr(optimize_run, "moves", lambda approximate: [Move("scale_gate")])
-    plan = Plan(budget=20.0, block_steps=1, check_steps=2, confirm_prompts=1)
+    plan = Plan(budget=20.0, block_seconds=0.01, check_steps=2, confirm_prompts=1)
     found = Optimizer(session, WORKLOAD, PROMPTS, plan, Observer()).run()
     assert [item.outcome for item in found.experiments] == ["wrong"]
     assert "differ" in found.experiments[0].reason

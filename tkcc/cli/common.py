@@ -23,14 +23,11 @@ def console(stderr: bool = True) -> Console:
     return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=180)
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, batch: int = 1) -> None:
+    """The model and the shape of its steps; `batch` is the default batch."""
     parser.add_argument("model", help="built-in name, file.tkir, or package.module:attribute")
-    add_shape(parser)
-
-
-def add_shape(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("shape of a language model's steps")
-    group.add_argument("--batch", type=int, default=1, help="sequences side by side (1)")
+    group.add_argument("--batch", type=int, default=batch, help=f"sequences side by side ({batch})")
     group.add_argument("--context", type=int, default=256, help="tokens the caches hold (256)")
     group.add_argument("--prompt", type=int, default=64, help="tokens a prompt is padded to (64)")
     group.add_argument(

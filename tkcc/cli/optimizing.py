@@ -17,6 +17,10 @@ from tkcc.files import write_text
 from tkcc.ir.errors import TkccError
 from tkcc.optimize.run import Observer
 
+# A few sequences side by side, as a small server runs them. At batch 1 a CPU spends its time
+# reading weights, and exact rules have little to win.
+DEFAULT_BATCH = 8
+
 
 def add_commands(commands: Any) -> None:
     _add_optimize(commands)
@@ -32,7 +36,7 @@ def _add_optimize(commands: Any) -> None:
         "turn, keep winners. The winner is confirmed on prompts that the search did not see.",
         epilog="example: tkcc optimize smollm2-135m --backend xla --budget 3m",
     )
-    add_model(parser)
+    add_model(parser, batch=DEFAULT_BATCH)
     parser.add_argument("--backend", default="xla", help="xla (the default), with its local device")
     parser.add_argument("--target", help="backend:chip instead of --backend")
     parser.add_argument("--budget", default="3m", help="time to spend: 90s, 3m, 1h (3m)")
@@ -68,9 +72,9 @@ def _optimize(options: argparse.Namespace) -> int:
     )
     with Session(language.module, target, language.shape) as session:
         plan = Plan(budget=budget, max_kl=options.max_kl)
-        optimizer = Optimizer(
-            session, language.workload, language.prompt_sets(), plan, _Screen(screen, budget)
-        )
+        prompts = language.prompt_sets(plan.check_prompts, plan.confirm_prompts)
+        observer = _Screen(screen, budget)
+        optimizer = Optimizer(session, language.workload, prompts, plan, observer)
         result = optimizer.run()
     folder = options.out or Path("tkcc-runs") / time.strftime(f"{options.model}-%Y%m%d-%H%M%S")
     result.candidate.save(folder / "candidate.json")
@@ -184,9 +188,8 @@ def _print_verdict(result: Any, folder: Path, screen: Console) -> None:
             f"{1e3 / after * result.candidate.workload.batch:.1f} tokens/s"
         )
     else:
-        screen.print(
-            f"[yellow]no verified speed-up[/yellow] ({result.speedup:.3f}x, {low:.2f} to {high:.2f})"
-        )
+        figures = f"{result.speedup:.3f}x, {low:.2f} to {high:.2f}"
+        screen.print(f"[yellow]no verified speed-up[/yellow] ({figures})")
     print(f"winner: {result.candidate.title()} ({result.candidate.kind})")
     print(
         f"checked on unseen prompts: logit error {result.verdict.error:.1e} of their spread, "

@@ -1,64 +1,37 @@
-"""A jaxpr becomes an IR function; every primitive becomes an op.
-
-Works on JAX 0.10 (ClosedJaxpr and Jaxpr are two classes) and 0.12 (one class), so jaxprs are
-told by duck typing. Dead equations are dropped first.
-"""
+"""A jaxpr becomes an IR function; every primitive becomes an op. Dead equations are dropped first."""
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from tkcc.frontends.equations import (
+    INLINED,
+    PLACEMENT,
+    aval_type,
+    body_of,
+    expanded,
+    file_of,
+    holds_jaxpr,
+    is_closed,
+    join_paths,
+    live_equations,
+    parts,
+    refuse,
+    scan_counts,
+    single_predicate,
+)
 from tkcc.ir.attributes import MAX_DENSE_ELEMENTS, Dense, RegionReference
 from tkcc.ir.errors import IRError, LoweringError, ParseError
 from tkcc.ir.graph import Function, Node, Source, Value
 from tkcc.ir.lax_op import DERIVED_PARAMETERS, op_of_primitive, register_lax
 from tkcc.ir.op import build, named_ops
 from tkcc.ir.text.lexer import Reader
-from tkcc.ir.types import TensorType, is_key_dtype, type_of
-
-# Calls that only wrap a jaxpr, and the parameters that may hold it.
-_INLINED = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "call",
-    "remat2",
-    "remat",
-    "checkpoint",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-    "custom_vmap_call",
-    "composite",
-}
-_BODY_PARAMETERS = ("call_jaxpr", "jaxpr", "fun_jaxpr", "call")
-_REFUSED = {
-    "pallas_call": "its kernel has no IR form; tag the call with jax.lax.composite as tkcc.<op>",
-    "shard_map": "pass the unsharded function; tkcc partitions it",
-    "ffi_call": "custom calls have no meaning that tkcc could check",
-    "pure_callback": "move the host code out of the function",
-    "io_callback": "move the host code out of the function",
-    "debug_callback": "remove jax.debug.print and jax.debug.callback",
-    "debug_print": "remove jax.debug.print",
-    "run_state": "return the new value instead of writing to a Ref",
-    "new_ref": "return the new value instead of writing to a Ref",
-    "get": "read arrays, not Refs",
-    "swap": "return the new value instead of writing to a Ref",
-    "addupdate": "return the new value instead of writing to a Ref",
-}
-
-
-def parts(closed: Any) -> tuple[Any, Sequence[Any]]:
-    """(jaxpr with eqns, constants) of either JAX's closed or open jaxprs."""
-    consts = getattr(closed, "consts", ()) or ()
-    return getattr(closed, "jaxpr", closed), consts
+from tkcc.ir.types import is_key_dtype, type_of
 
 
 class Constants:
@@ -135,8 +108,8 @@ class Importer:
         self, equation: Any, environment: dict[Any, Value], path: str, live: Sequence[bool]
     ) -> None:
         name = equation.primitive.name
-        source = Source(_join(path, str(equation.source_info.name_stack)), _file(equation))
-        _refuse(equation, source)
+        source = Source(join_paths(path, str(equation.source_info.name_stack)), file_of(equation))
+        refuse(equation, source)
         operands = [self._read(variable, environment) for variable in equation.invars]
         try:
             results = self._convert(name, equation, operands, source, live)
@@ -154,9 +127,11 @@ class Importer:
         if name == "composite" and equation.params["name"].startswith("tkcc."):
             return self._named(equation, operands, source)
         if name == "call_hi_primitive":
-            return self.run(_expanded(equation), operands, source.path, live)
-        if name in _INLINED:
-            return self.run(_body(equation), operands, source.path, live)
+            return self.run(expanded(equation), operands, source.path, live)
+        if name in PLACEMENT:
+            return operands
+        if name in INLINED:
+            return self.run(body_of(equation), operands, source.path, live)
         special = {"scan": self._scan, "while": self._while, "cond": self._cond}.get(name)
         if special is not None:
             return special(equation, operands, source)
@@ -183,7 +158,7 @@ class Importer:
         derived = DERIVED_PARAMETERS.get(equation.primitive.name, {})
         regions: list[Function] = []
         attributes = {
-            key: self._without_jaxprs(value, regions)
+            key: self._parameter(value, regions)
             for key, value in equation.params.items()
             if key not in derived
         }
@@ -191,16 +166,18 @@ class Importer:
             definition.name, *operands, attributes=attributes, regions=regions, source=source
         )
 
-    def _without_jaxprs(self, value: Any, regions: list[Function]) -> Any:
-        """The parameter with each jaxpr in it moved to `regions`."""
+    def _parameter(self, value: Any, regions: list[Function]) -> Any:
+        """The parameter with each jaxpr in it moved to `regions`, and without a sharding."""
+        if isinstance(value, jax.sharding.Sharding):
+            return None  # tkcc places values itself
         if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
             region, extra = self.region(value)
             if extra:
                 raise IRError("a nested jaxpr closes over a large constant", remedy="pass it in")
             regions.append(region)
-            return RegionReference(len(regions) - 1, closed=_is_closed(value))
-        if isinstance(value, tuple) and any(_holds_jaxpr(item) for item in value):
-            items = [self._without_jaxprs(item, regions) for item in value]
+            return RegionReference(len(regions) - 1, closed=is_closed(value))
+        if isinstance(value, tuple) and any(holds_jaxpr(item) for item in value):
+            items = [self._parameter(item, regions) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         return value
 
@@ -222,7 +199,7 @@ class Importer:
 
     def _scan(self, equation: Any, operands: list[Value], source: Source) -> Sequence[Value]:
         parameters = equation.params
-        consts, carry = _scan_counts(parameters)
+        consts, carry = scan_counts(parameters)
         body, extra = self.region(parameters["jaxpr"])
         attributes = {
             "consts": consts + len(extra),
@@ -237,14 +214,16 @@ class Importer:
 
     def _while(self, equation: Any, operands: list[Value], source: Source) -> Sequence[Value]:
         parameters = equation.params
-        first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
-        condition, extra = self.region(parameters["cond_jaxpr"])
-        body, more = self.region(parameters["body_jaxpr"])
+        given = parameters["cond_nconsts"]
+        condition_jaxpr, body_jaxpr, first, second = single_predicate(parameters)
+        shared = operands[:given] if second > parameters["body_nconsts"] else []
+        condition, extra = self.region(condition_jaxpr)
+        body, more = self.region(body_jaxpr)
         attributes = {
             "condition_consts": first + len(extra),
             "body_consts": second + len(more),
         }
-        ordered = (*extra, *operands[:first], *more, *operands[first:])
+        ordered = (*extra, *operands[:given], *more, *shared, *operands[given:])
         regions = [condition, body]
         return self.add("while", *ordered, attributes=attributes, regions=regions, source=source)
 
@@ -280,110 +259,3 @@ def _with_inputs(region: Function, extra: list[Value], shared: dict[str, Value])
     own = dict(zip([value.name for value in extra], region.inputs, strict=False))
     lead = tuple(own.get(name, Value(value.type, name)) for name, value in shared.items())
     return Function((*lead, *region.inputs[len(extra) :]), region.nodes, region.outputs)
-
-
-def _scan_counts(parameters: Any) -> tuple[int, int]:
-    """(consts, carry): named in JAX 0.10; in 0.12 the shape of the input tree says it."""
-    if "num_consts" in parameters:
-        return int(parameters["num_consts"]), int(parameters["num_carry"])
-    consts, carry, _ = parameters["ft_in"].unpack()
-    return len(tuple(consts.vals)), len(tuple(carry.vals))
-
-
-def _body(equation: Any) -> Any:
-    for key in _BODY_PARAMETERS:
-        if key in equation.params:
-            return equation.params[key]
-    raise LoweringError(
-        f"{equation.primitive.name} holds no jaxpr that tkcc knows",
-        remedy="report the primitive and the JAX version",
-    )
-
-
-def _expanded(equation: Any) -> Any:
-    """The body of one of JAX's high-level primitives, traced from its own definition."""
-    primitive = equation.params["_prim"]
-
-    def body(*leaves: Any) -> Any:
-        inputs = jax.tree.unflatten(primitive.in_tree, leaves)
-        return jax.tree.leaves(primitive.expand(*inputs))
-
-    structs = [aval_type(variable).struct() for variable in equation.invars]
-    return jax.make_jaxpr(body)(*structs)
-
-
-def aval_type(variable: Any) -> TensorType:
-    """The IR type of a jaxpr variable. Raises LoweringError for Refs and tokens."""
-    aval = variable.aval
-    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
-        raise LoweringError(f"a value of kind {aval} has no IR type", remedy="pass arrays only")
-    return type_of(aval)
-
-
-def _is_closed(value: Any) -> bool:
-    """0.10 tells closed from open jaxprs by class; in 0.12 there is one class."""
-    return hasattr(value, "jaxpr")
-
-
-def _holds_jaxpr(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return any(_holds_jaxpr(item) for item in value)
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
-
-
-def _refuse(equation: Any, source: Source) -> None:
-    name = equation.primitive.name
-    if name in _REFUSED:
-        raise LoweringError(f"{name} cannot be lowered", where=str(source), remedy=_REFUSED[name])
-    effects = [str(effect) for effect in equation.effects]
-    if effects and name not in _INLINED and name not in ("scan", "while", "cond"):
-        raise LoweringError(
-            f"{name} has the effects {effects}",
-            where=str(source),
-            remedy="tkcc lowers pure functions; move the effect out of the function",
-        )
-
-
-def live_equations(jaxpr: Any, wanted: Sequence[bool]) -> list[tuple[Any, list[bool]]]:
-    """The equations that a wanted output needs (or that have effects), with their live results."""
-    live = {v for v, keep in zip(jaxpr.outvars, wanted, strict=True) if keep and not _literal(v)}
-    kept: list[tuple[Any, list[bool]]] = []
-    for equation in reversed(jaxpr.eqns):
-        results = [variable in live for variable in equation.outvars]
-        if any(results) or equation.effects:
-            kept.append((equation, results))
-            live.update(v for v in equation.invars if not _literal(v))
-    return kept[::-1]
-
-
-def _literal(variable: Any) -> bool:
-    return hasattr(variable, "val")
-
-
-def _join(path: str, stack: str) -> str:
-    return "/".join(part for part in (path, stack) if part)
-
-
-_FILES: dict[int, tuple[Any, str]] = {}
-
-
-def _file(equation: Any) -> str:
-    """`folder/file.py:line` of the user's code (no absolute paths: they are not portable)."""
-    traceback = equation.source_info.traceback
-    if traceback is None:
-        return ""
-    cached = _FILES.get(id(traceback))
-    if cached is not None and cached[0] is traceback:
-        return cached[1]
-    from jax._src import source_info_util
-
-    text = ""
-    for frame in source_info_util.user_frames(traceback):
-        name = frame.file_name.replace(os.sep, "/")
-        text = f"{'/'.join(name.split('/')[-2:])}:{frame.start_line}"
-        if not name.endswith("/ir/functional.py"):
-            break  # a tag is called by the line that the user wants to see
-    if len(_FILES) > 100_000:
-        _FILES.clear()
-    _FILES[id(traceback)] = (traceback, text)
-    return text

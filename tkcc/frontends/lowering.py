@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 
+from tkcc.frontends.equations import aval_type, parts
 from tkcc.frontends.flax import Functional, functional, linen_call
-from tkcc.frontends.jaxpr import Constants, Importer, all_live, aval_type, parts
+from tkcc.frontends.jaxpr import Constants, Importer, all_live
 from tkcc.ir.errors import LoweringError
 from tkcc.ir.graph import ARGUMENT, PARAMETER, STATE, Function, Module, Value
 from tkcc.ir.passes.clean import remove_dead

@@ -33,8 +33,8 @@ def run_again(candidate: Candidate, language: Language, *, pairs: int) -> Again:
     module = replay(candidate, language.module)
     target = Target.parse(candidate.target)
     with Session(language.module, target, language.shape) as session:
-        sets = language.prompt_sets()
-        known = references(session, [session.read(prompts) for prompts in sets[:2]], CHECKED_STEPS)
+        sets = language.prompt_sets(1, 1)
+        known = references(session, [session.read(prompts) for prompts in sets], CHECKED_STEPS)
         program = session.compile(module, schedule_of(candidate), functions=(PREFILL, DECODE))
         session.runtime.swap(program)
         limit = None if candidate.kind == EXACT else _APPROXIMATE_KL

@@ -17,7 +17,7 @@ from tkcc.optimize.session import Session
 from tkcc.optimize.timing import Comparison, compare
 
 SEARCH_CONFIDENCE, FINAL_CONFIDENCE = 0.9, 0.99
-SEARCH_PAIRS, FINAL_PAIRS = 8, 24
+ALONE_PAIRS, JOIN_PAIRS, FINAL_PAIRS = 6, 10, 24
 MIN_GAIN = 1.01  # a winner's interval must lie above this, and above the noise
 FINAL_SHARE = 0.25  # of the budget is kept for confirming the winner
 
@@ -61,11 +61,11 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a run measures: seconds of budget, steps per timed block, checked steps per prompt."""
+    """How a run measures: seconds of budget, seconds per timed block, checked steps per prompt."""
 
     budget: float
-    block_steps: int = 6
-    check_steps: int = 8
+    block_seconds: float = 0.4
+    check_steps: int = 6
     check_prompts: int = 2  # sets of prompts that candidates are checked on while searching
     confirm_prompts: int = 4  # sets that only the winner is checked on
     max_kl: float | None = None
@@ -106,6 +106,7 @@ class Optimizer:
         self.tried: dict[str, Experiment] = {}
         self.known: list[Reference] = []
         self.noise = (1.0, 1.0)
+        self.block_steps = 1
         self.incumbent = Proposal(session.module, ())
         self.incumbent_program = session.baseline
         self.best = 1.0
@@ -127,17 +128,20 @@ class Optimizer:
         return references(self.session, starts, self.plan.check_steps)
 
     def _measure_noise(self) -> None:
+        self.block_steps = self._calibrated()
         twin = self.session.compile(self.session.module)
-        found = compare(
-            self.session,
-            self.session.baseline,
-            twin,
-            self.known[0].start,
-            steps=self.plan.block_steps,
-            max_pairs=SEARCH_PAIRS,
-            enough=lambda _: self._left() < 0,
-        )
+        found = self._compare(self.session.baseline, twin, JOIN_PAIRS, lambda _: False)
         self.noise = found.interval(SEARCH_CONFIDENCE)
+
+    def _calibrated(self) -> int:
+        """Steps that take about `block_seconds`: enough to time, few enough to alternate often."""
+        self.session.timed(self.known[0].start, 1)
+        step = self.session.timed(self.known[0].start, 3)
+        return max(1, min(self._room(), round(self.plan.block_seconds / step)))
+
+    def _room(self) -> int:
+        """Steps that fit into the caches after the longest prompt."""
+        return self.session.shape.context - self.session.shape.prompt - 1
 
     def _left(self) -> float:
         """Seconds left for searching."""
@@ -148,7 +152,7 @@ class Optimizer:
     def _search(self) -> None:
         everything = moves(self.plan.approximate)
         self.observer.phase("each rule alone")
-        alone = {move: self._try(move, alone=True) for move in everything}
+        alone = {move: self._try(move) for move in everything}
         order = sorted(everything, key=lambda move: -_gain(alone[move]))
         self._take_best(order, alone)
         changed = True
@@ -160,7 +164,7 @@ class Optimizer:
                     break
                 changed = self._join(move) or changed
 
-    def _try(self, move: Move, *, alone: bool) -> Experiment | None:
+    def _try(self, move: Move) -> Experiment | None:
         """Experiment with a move on the baseline; None if it does not apply or time is up."""
         if self._left() <= 0:
             return None
@@ -226,7 +230,8 @@ class Optimizer:
                 str(move), against, "wrong", verdict.reason, None, None, None, verdict, seconds
             )
         with _Stopwatch(seconds, "measure"):
-            found = self._compare(rival, program)
+            pairs = ALONE_PAIRS if rival is self.session.baseline else JOIN_PAIRS
+            found = self._compare(rival, program, pairs, _decided)
         interval = found.interval(SEARCH_CONFIDENCE)
         faster = interval[0] > max(MIN_GAIN, min(self.noise[1], 1.05))
         before, after = found.times()
@@ -245,15 +250,21 @@ class Optimizer:
     def _check(self) -> Verdict:
         return check(self.session, self.known, dtype=self.workload.dtype, max_kl=self.plan.max_kl)
 
-    def _compare(self, rival: Program, program: Program) -> Comparison:
+    def _compare(
+        self,
+        rival: Program,
+        program: Program,
+        pairs: int,
+        decided: Callable[[Comparison], bool],
+    ) -> Comparison:
         return compare(
             self.session,
             rival,
             program,
             self.known[0].start,
-            steps=self.plan.block_steps,
-            max_pairs=SEARCH_PAIRS,
-            enough=lambda c: _decided(c) or self._left() < 0,
+            steps=self.block_steps,
+            max_pairs=pairs,
+            enough=lambda c: decided(c) or self._left() < 0,
         )
 
     # --- the end -------------------------------------------------------------------------------
@@ -273,7 +284,7 @@ class Optimizer:
             session.baseline,
             winner,
             unseen[0].start,
-            steps=self.plan.block_steps,
+            steps=self.block_steps,
             max_pairs=FINAL_PAIRS,
             enough=lambda c: len(c.baseline) >= 8 and self.clock() > until,
         )

@@ -13,8 +13,8 @@ STEP_BYTES = 350_000
 overhead that JAX's Pallas documentation ("Pipelining and BlockSpecs" for TPU) gives, at 1 TB/s."""
 
 STEP_PRODUCTS = {"bfloat16": 1 << 28, "float32": 1 << 25}
-"""By dtype, the most multiply-adds of one grid step. Mosaic unrolls a step, so larger ones take many seconds
-to compile; a float32 product is unrolled into six bfloat16 ones and more."""
+"""By dtype, the most multiply-adds of one grid step. Mosaic unrolls a step, so larger ones take
+many seconds to compile; a float32 product is unrolled into six bfloat16 ones and more."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.backends.xla import modules
 from tests.backends.xla.modules import CPU, WIDTH, WORDS, decode_arguments
-from tests.tolerances import assert_identical, assert_same_program
+from tests.tolerances import TOLERANCES, assert_identical, assert_same_program
 from tkcc.backends.base import Program, Runtime, Target, get_backend
 from tkcc.ir.errors import BackendError
 from tkcc.ir.graph import PACK, PREPARE, UNPACK, Module
@@ -51,8 +51,11 @@ def wanted(*steps: int) -> list[Any]:
 
 
 def same(got: list[Any], want: list[Any]) -> None:
+    """Equal up to reordered sums, which err by the largest terms."""
+    relative, _ = TOLERANCES["f32"]
     for one, other in zip(got, want, strict=True):
-        assert_same_program(one, other)
+        largest = float(np.abs(other).max())
+        np.testing.assert_allclose(one, other, rtol=relative, atol=relative * largest)
 
 
 def test_steps_give_what_evaluate_gives_and_state_goes_from_step_to_step(runtime: Runtime) -> None:
@@ -60,8 +63,7 @@ def test_steps_give_what_evaluate_gives_and_state_goes_from_step_to_step(runtime
     _, state = modules.reference_steps(modules.decoder(), [decode_arguments(i) for i in range(5)])
     got = runtime.get_state()
     assert set(got) == set(state) == {"k_cache", "v_cache"}
-    for name, value in got.items():
-        assert_same_program(value, state[name])
+    same([got[name] for name in state], list(state.values()))
 
 
 def test_a_step_takes_arguments_by_name_or_in_order_and_returns_no_state(runtime: Runtime) -> None:

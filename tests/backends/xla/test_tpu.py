@@ -26,7 +26,7 @@ needs_libtpu = pytest.mark.skipif(
 )
 V5E, V6E, V7X = (Target.parse(f"xla:{chip}") for chip in ("tpu-v5e", "tpu-v6e", "tpu7x"))
 MLP_ENTRY = {"kernel": "pallas:swiglu_mlp", "config": {"block_f": 256, "block_k": 256}}
-DEPTH, WIDE = 5, 1024
+DEPTH, WIDE = 6, 2048
 
 
 def struct(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
@@ -113,7 +113,7 @@ def test_flops_count_every_step_of_a_scan(answers: Any) -> None:
 def test_a_scan_and_the_same_layers_unrolled_are_estimated_alike(answers: Any) -> None:
     scan, unrolled = (program(answers, name).costs["main"] for name in ("scan", "unrolled"))
     assert scan.flops == pytest.approx(unrolled.flops, rel=0.05)
-    assert scan.seconds == pytest.approx(unrolled.seconds, rel=0.5)
+    assert scan.seconds == pytest.approx(unrolled.seconds, rel=0.1)
 
 
 @needs_libtpu

@@ -89,8 +89,11 @@ def run(function: Function, inputs: Sequence[Any]) -> list[np.ndarray[Any, Any]]
 def run_exactly(function: Function, inputs: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """The function in float64 throughout: no conversion of floats rounds."""
     with jax.enable_x64(True):
-        environment = {v: _wide(x) for v, x in zip(function.inputs, inputs, strict=True)}
-        return [np.asarray(out) for out in _exact(function, environment)]
+        wide = [_wide(x) for x in inputs]
+        outputs = jax.jit(
+            lambda *xs: _exact(function, dict(zip(function.inputs, xs, strict=True)))
+        )(*wide)
+        return [np.asarray(out) for out in outputs]
 
 
 def _exact(function: Function, environment: dict[Any, Any]) -> list[Any]:

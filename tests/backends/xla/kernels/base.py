@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,6 +27,22 @@ class Operands:
     def integers(self, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
         """int32, from low to below high."""
         return jnp.asarray(self.numbers.integers(low, high, size=shape), jnp.int32)
+
+
+def run(function: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
+    """function of arrays (some may be None), compiled in a hurry: compiling takes longest here."""
+    compiled = (
+        jax.jit(function)
+        .lower(*arrays)
+        .compile(
+            compiler_options={
+                "xla_backend_optimization_level": 0,
+                "xla_llvm_disable_expensive_passes": True,
+            }
+        )
+    )
+    result: jax.Array = compiled(*arrays)
+    return result
 
 
 def shapes_of(*operands: Any) -> list[jax.ShapeDtypeStruct]:

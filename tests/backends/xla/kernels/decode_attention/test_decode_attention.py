@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.backends.xla.kernels.attention_cases import Case, attend
-from tests.backends.xla.kernels.base import DTYPES, assert_near, shapes_of
+from tests.backends.xla.kernels.base import DTYPES, assert_near, run, shapes_of
 from tkcc.backends.xla.kernels.decode_attention import (
     Config,
     decode_attention,
@@ -37,16 +37,20 @@ CASES = [
 ]
 
 
-def run(case: Case, arrays: list[Any], config: Config) -> jax.Array:
+def attended(case: Case, arrays: list[Any], config: Config) -> jax.Array:
     call = functools.partial(decode_attention, **case.keywords, config=config, interpret=True)
-    return jax.jit(call)(*arrays)
+    return run(call, *arrays)
+
+
+def plain(case: Case, arrays: list[Any]) -> jax.Array:
+    return run(functools.partial(reference, **case.keywords), *arrays)
 
 
 @pytest.mark.parametrize("case", [case for case, _ in CASES[:7]])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reference_is_the_formula_in_float64(dtype: Any, case: Case) -> None:
     arrays = case.operands(dtype)
-    got = reference(*arrays, **case.keywords)
+    got = plain(case, arrays)
     assert got.dtype == dtype
     assert_near(got, attend(case, arrays), dtype)
 
@@ -55,9 +59,9 @@ def test_reference_is_the_formula_in_float64(dtype: Any, case: Case) -> None:
 @pytest.mark.parametrize(("case", "config"), CASES)
 def test_kernel_gives_what_the_reference_gives(case: Case, config: Config, dtype: Any) -> None:
     arrays = case.operands(dtype)
-    got = run(case, arrays, config)
+    got = attended(case, arrays, config)
     assert got.dtype == dtype
-    assert_near(got, reference(*arrays, **case.keywords), dtype)
+    assert_near(got, plain(case, arrays), dtype)
 
 
 @pytest.mark.parametrize("config", [MERGED, APART])
@@ -68,7 +72,7 @@ def test_blocks_that_are_entirely_invisible_are_never_read(config: Config) -> No
     outside = (jnp.arange(640) < 256) | (jnp.arange(640) >= 384)
     k, v = (jnp.where(outside[None, :, None, None], jnp.nan, cache) for cache in (k, v))
     want = attend(case, [q, k, v, positions, None])
-    assert_near(run(case, [q, k, v, positions, None], config), want, jnp.float32)
+    assert_near(attended(case, [q, k, v, positions, None], config), want, jnp.float32)
 
 
 @pytest.mark.parametrize("config", [MERGED, APART])
@@ -77,7 +81,7 @@ def test_a_query_that_sees_no_key_gives_zeros(config: Config) -> None:
     q, k, v, _, _ = case.operands(jnp.float32)
     positions = jnp.array([[-1], [5], [150]], jnp.int32)
     lengths = jnp.array([200, 200, 0], jnp.int32)
-    got = run(case, [q, k, v, positions, lengths], config)
+    got = attended(case, [q, k, v, positions, lengths], config)
     np.testing.assert_array_equal(got[0], 0.0)
     np.testing.assert_array_equal(got[2], 0.0)
     assert float(jnp.abs(got[1]).max()) > 0.0
@@ -86,7 +90,7 @@ def test_a_query_that_sees_no_key_gives_zeros(config: Config) -> None:
 def test_a_query_far_past_its_window_gives_zeros() -> None:
     case = Case(1, 1, 200, 4, 2, 32, window=16)
     q, k, v, _, _ = case.operands(jnp.float32)
-    got = run(case, [q, k, v, jnp.array([[10_000]], jnp.int32), None], APART)
+    got = attended(case, [q, k, v, jnp.array([[10_000]], jnp.int32), None], APART)
     np.testing.assert_array_equal(got, 0.0)
 
 
@@ -95,15 +99,15 @@ def test_large_scores_do_not_overflow() -> None:
     q, k, v, positions, _ = case.operands(jnp.float32)
     assert q is not None
     arrays = [q * 1e4, k, v, positions, None]
-    assert_near(run(case, arrays, MERGED), reference(*arrays, **case.keywords), jnp.float32)
+    assert_near(attended(case, arrays, MERGED), plain(case, arrays), jnp.float32)
 
 
 def test_kernel_is_right_where_the_caller_uses_64_bit_types() -> None:
     case = Case(2, 1, 300, 8, 2, 32, window=70, lengths=True)
     arrays = case.operands(jnp.float32)
-    want = reference(*arrays, **case.keywords)
+    want = plain(case, arrays)
     with jax.enable_x64(True):
-        got = run(case, arrays, MERGED)
+        got = attended(case, arrays, MERGED)
     assert_near(got, want, jnp.float32)
 
 

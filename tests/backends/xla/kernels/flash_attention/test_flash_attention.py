@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.backends.xla.kernels.attention_cases import Case, attend
-from tests.backends.xla.kernels.base import DTYPES, assert_near, shapes_of
+from tests.backends.xla.kernels.base import DTYPES, assert_near, run, shapes_of
 from tkcc.backends.xla.kernels.flash_attention import (
     Config,
     flash_attention,
@@ -34,16 +34,20 @@ CASES = [
 ]
 
 
-def run(case: Case, arrays: list[Any], config: Config, causal: bool = True) -> jax.Array:
+def attended(case: Case, arrays: list[Any], config: Config, causal: bool = True) -> jax.Array:
     keywords = {**case.keywords, "causal": causal}
     call = functools.partial(flash_attention, **keywords, config=config, interpret=True)
-    return jax.jit(call)(*arrays)
+    return run(call, *arrays)
+
+
+def plain(case: Case, arrays: list[Any], causal: bool = True) -> jax.Array:
+    return run(functools.partial(reference, **case.keywords, causal=causal), *arrays)
 
 
 @pytest.mark.parametrize(("case", "causal"), [(case, causal) for case, _, causal in CASES])
 def test_reference_is_the_formula_in_float64(case: Case, causal: bool) -> None:
     arrays = case.operands(jnp.float32)
-    got = reference(*arrays, causal=causal, **case.keywords)
+    got = plain(case, arrays, causal)
     assert_near(got, attend(case, arrays, causal), jnp.float32)
 
 
@@ -53,9 +57,9 @@ def test_kernel_gives_what_the_reference_gives(
     case: Case, config: Config, causal: bool, dtype: Any
 ) -> None:
     arrays = case.operands(dtype)
-    got = run(case, arrays, config, causal)
+    got = attended(case, arrays, config, causal)
     assert got.dtype == dtype
-    assert_near(got, reference(*arrays, causal=causal, **case.keywords), dtype)
+    assert_near(got, plain(case, arrays, causal), dtype)
 
 
 def test_key_blocks_that_no_query_of_a_block_sees_are_never_read() -> None:
@@ -65,7 +69,7 @@ def test_key_blocks_that_no_query_of_a_block_sees_are_never_read() -> None:
     outside = (jnp.arange(640) < 256) | (jnp.arange(640) >= 384)
     k, v = (jnp.where(outside[None, :, None, None], jnp.nan, cache) for cache in (k, v))
     arrays = [q, k, v, positions, None]
-    assert_near(run(case, arrays, SMALL), attend(case, arrays), jnp.float32)
+    assert_near(attended(case, arrays, SMALL), attend(case, arrays), jnp.float32)
 
 
 def test_positions_in_any_order_are_held() -> None:
@@ -73,7 +77,7 @@ def test_positions_in_any_order_are_held() -> None:
     q, k, v, _, _ = case.operands(jnp.float32)
     shuffled = np.random.default_rng(0).integers(0, 300, size=(1, 70))
     arrays = [q, k, v, jnp.asarray(shuffled, jnp.int32), None]
-    assert_near(run(case, arrays, Config(16, 128)), attend(case, arrays), jnp.float32)
+    assert_near(attended(case, arrays, Config(16, 128)), attend(case, arrays), jnp.float32)
 
 
 def test_queries_that_see_no_key_give_zeros_beside_others_that_do() -> None:
@@ -81,7 +85,7 @@ def test_queries_that_see_no_key_give_zeros_beside_others_that_do() -> None:
     q, k, v, _, _ = case.operands(jnp.float32)
     positions = jnp.where(jnp.arange(32) % 2 == 0, -1, jnp.arange(32) * 8).astype(jnp.int32)[None]
     arrays = [q, k, v, positions, None]
-    got = run(case, arrays, SMALL)
+    got = attended(case, arrays, SMALL)
     np.testing.assert_array_equal(got[:, ::2], 0.0)
     assert_near(got, attend(case, arrays), jnp.float32)
 
@@ -89,9 +93,9 @@ def test_queries_that_see_no_key_give_zeros_beside_others_that_do() -> None:
 def test_kernel_is_right_where_the_caller_uses_64_bit_types() -> None:
     case = Case(1, 50, 300, 4, 2, 32, window=70)
     arrays = case.operands(jnp.float32)
-    want = reference(*arrays, **case.keywords)
+    want = plain(case, arrays)
     with jax.enable_x64(True):
-        got = run(case, arrays, SMALL)
+        got = attended(case, arrays, SMALL)
     assert_near(got, want, jnp.float32)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.backends.xla.kernels.base import DTYPES, Operands, assert_near, shapes_of, wide
+from tests.backends.xla.kernels.base import DTYPES, Operands, assert_near, run, shapes_of, wide
 from tkcc.backends.xla.kernels.norm_linear import (
     Config,
     norm_linear,
@@ -42,7 +42,7 @@ def test_reference_is_the_formula_in_float64(dtype: Any, transposed: bool) -> No
     x, w_norm, w = wide(*arrays)
     normed = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * w_norm
     want = normed @ (w.T if transposed else w)
-    got = reference(*arrays, eps=EPS, transposed=transposed)
+    got = run(functools.partial(reference, eps=EPS, transposed=transposed), *arrays)
     assert got.dtype == dtype
     assert_near(got, want, dtype)
 
@@ -57,12 +57,10 @@ def test_kernel_gives_what_the_reference_gives(
     sizes: tuple[int, int, int], config: Config, transposed: bool, dtype: Any
 ) -> None:
     arrays = operands(sizes, dtype, transposed)
-    run = functools.partial(
-        norm_linear, eps=EPS, transposed=transposed, config=config, interpret=True
-    )
-    got = jax.jit(run)(*arrays)
+    form = {"eps": EPS, "transposed": transposed}
+    got = run(functools.partial(norm_linear, **form, config=config, interpret=True), *arrays)
     assert got.dtype == dtype
-    assert_near(got, reference(*arrays, eps=EPS, transposed=transposed), dtype)
+    assert_near(got, run(functools.partial(reference, **form), *arrays), dtype)
 
 
 def test_float32_norm_weight_with_bfloat16_rows_is_held() -> None:
@@ -82,8 +80,8 @@ def test_kernel_is_right_where_the_caller_uses_64_bit_types() -> None:
     arrays = operands((37, 384, 200), jnp.float32, False)
     want = reference(*arrays, eps=EPS)
     with jax.enable_x64(True):
-        run = functools.partial(norm_linear, eps=EPS, config=Config(16, 128, 128), interpret=True)
-        got = jax.jit(run)(*arrays)
+        kernel = functools.partial(norm_linear, eps=EPS, config=Config(16, 128), interpret=True)
+        got = run(kernel, *arrays)
     assert got.dtype == jnp.float32
     assert_near(got, want, jnp.float32)
 

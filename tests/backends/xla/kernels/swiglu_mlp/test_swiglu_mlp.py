@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.backends.xla.kernels.base import DTYPES, Operands, assert_near, shapes_of, wide
+from tests.backends.xla.kernels.base import DTYPES, Operands, assert_near, run, shapes_of, wide
 from tkcc.backends.xla.kernels.swiglu_mlp import (
     ACTIVATIONS,
     Config,
@@ -67,7 +67,8 @@ def test_reference_is_the_formula_in_float64(dtype: Any, activation: str) -> Non
     if transposed:
         gate, up, down = gate.T, up.T, down.T
     want = (activate(activation, x @ gate) * (x @ up)) @ down
-    got = reference(*arrays, activation=activation, transposed=transposed)
+    form = {"activation": activation, "transposed": transposed}
+    got = run(functools.partial(reference, **form), *arrays)
     assert got.dtype == dtype
     assert_near(got, want, dtype)
 
@@ -79,17 +80,17 @@ def test_kernel_gives_what_the_reference_gives(
 ) -> None:
     arrays = operands(sizes, dtype, transposed)
     form = {"activation": activation, "transposed": transposed}
-    got = jax.jit(functools.partial(swiglu_mlp, **form, config=config, interpret=True))(*arrays)
+    got = run(functools.partial(swiglu_mlp, **form, config=config, interpret=True), *arrays)
     assert got.dtype == dtype
-    assert_near(got, reference(*arrays, **form), dtype)
+    assert_near(got, run(functools.partial(reference, **form), *arrays), dtype)
 
 
 def test_kernel_is_right_where_the_caller_uses_64_bit_types() -> None:
     arrays = operands((5, 100, 300, 70), jnp.float32, False)
     want = reference(*arrays)
     with jax.enable_x64(True):
-        run = functools.partial(swiglu_mlp, config=Config(16, 128, 128, 128), interpret=True)
-        got = jax.jit(run)(*arrays)
+        kernel = functools.partial(swiglu_mlp, config=Config(16, 128, 128, 128), interpret=True)
+        got = run(kernel, *arrays)
     assert_near(got, want, jnp.float32)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rules.reading.axes import Dim, Dims
-from tkcc.ir.rules.reading.dots import read_dot, read_sum
-from tkcc.ir.rules.reading.forms import Base, Form
-from tkcc.ir.rules.reading.rows import read_equal_index, read_one_hot
-from tkcc.ir.rules.reading.scatters import plain_axis, written_places
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Dim, Dims
+from tkcc.ir.reading.dots import read_dot, read_sum
+from tkcc.ir.reading.forms import Base, Form
+from tkcc.ir.reading.rows import read_equal_index, read_one_hot
+from tkcc.ir.reading.scatters import plain_axis, written_places
+from tkcc.ir.reading.views import Reader, View
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rules.reading.axes import Dims
-from tkcc.ir.rules.reading.forms import Form, read_form, resolved
-from tkcc.ir.rules.reading.scalars import rounded
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Dims
+from tkcc.ir.reading.forms import Form, read_form, resolved
+from tkcc.ir.reading.scalars import rounded
+from tkcc.ir.reading.views import Reader, View
 
 _MAX_DEPTH = 16
 

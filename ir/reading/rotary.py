@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rules.reading.angles import Angle, AngleReader, Trig
-from tkcc.ir.rules.reading.axes import Axis, Digit, Dims, Fixed
-from tkcc.ir.rules.reading.cuts import fixed_in, piece, uncut
-from tkcc.ir.rules.reading.scalars import near
-from tkcc.ir.rules.reading.views import Reader, View, widens
+from tkcc.ir.reading.angles import Angle, AngleReader, Trig
+from tkcc.ir.reading.axes import Axis, Digit, Dims, Fixed
+from tkcc.ir.reading.cuts import fixed_in, piece, uncut
+from tkcc.ir.reading.scalars import near
+from tkcc.ir.reading.views import Reader, View, widens
 
 _MAX_STEPS = 24
 
@@ -111,25 +111,35 @@ class _Terms:
         node = self.reader.node(view)
         if node is None or steps == 0 or not view.value.type.is_float:
             return None
-        view = self.reader.resolve(view)
         if node.op in ("lax.add", "lax.sub"):
-            return self._sum(node, view, factor, steps)
-        if node.op == "lax.mul":
-            return self._product(node, view, factor)
-        if node.op == "lax.neg":
-            return self.read(View(node.operands[0], view.dims), -factor, steps - 1)
+            return self._sum(node, view, factor)
         if node.op in ("lax.real", "lax.imag"):
             return self._complex(node, view, factor)
         earlier = self._earlier(node, view)
         return None if earlier is None else self.read(earlier, factor, steps - 1)
 
-    def _sum(self, node: Node, view: View, factor: float, steps: int) -> list[Term] | None:
+    def _sum(self, node: Node, view: View, factor: float) -> list[Term] | None:
         one, two = self.reader.operands(node, view.dims)
-        left = self.read(one, factor, steps - 1)
-        if left is None or len(left) != 1:
+        left = self._summand(one, factor)
+        if left is None:
             return None
-        right = self.read(two, factor if node.op == "lax.add" else -factor, steps - 1)
+        right = self._summand(two, factor if node.op == "lax.add" else -factor)
         return None if right is None else left + right
+
+    def _summand(self, view: View, factor: float) -> list[Term] | None:
+        """One product (a rotation has no sum within a sum)."""
+        for _ in range(_MAX_STEPS):
+            node = self.reader.node(view)
+            if node is None or node.op == "lax.mul":
+                return None if node is None else self._product(node, view, factor)
+            if node.op == "lax.neg":
+                view, factor = View(node.operands[0], view.dims), -factor
+                continue
+            earlier = self._earlier(node, view)
+            if earlier is None:
+                return None
+            view = earlier
+        return None
 
     def _earlier(self, node: Node, view: View) -> View | None:
         earlier = self.reader.back(view) or piece(self.reader, view)
@@ -138,6 +148,7 @@ class _Terms:
         return earlier
 
     def _product(self, node: Node, view: View, factor: float) -> list[Term] | None:
+        view = self.reader.resolve(view)
         sides = self.reader.operands(node, view.dims)
         for x, other in (sides, sides[::-1]):
             trig = self.angles.trig(other)

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rules.reading.axes import Axes, Axis, Dim, Dims, axes_in
-from tkcc.ir.rules.reading.scalars import Definition, scalar
+from tkcc.ir.reading.axes import Axes, Axis, Dim, Dims, axes_in
+from tkcc.ir.reading.scalars import Definition, scalar
 
 # A float dtype -> the float dtypes that hold all of its values.
 _WIDER = {

@@ -10,9 +10,9 @@ import numpy as np
 from tkcc.ir.attributes import Dense, DType
 from tkcc.ir.graph import Value
 from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rules.reading.axes import Dim, flat, size_of
-from tkcc.ir.rules.reading.forms import Form
-from tkcc.ir.rules.reading.views import View
+from tkcc.ir.reading.axes import Dim, flat, size_of
+from tkcc.ir.reading.forms import Form
+from tkcc.ir.reading.views import View
 from tkcc.ir.types import jax_dtype
 
 

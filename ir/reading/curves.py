@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rules.reading.scalars import Definition, scalar
+from tkcc.ir.reading.scalars import Definition, scalar
 
 _SAMPLES = np.array([-6.0, -3.1, -1.7, -0.9, -0.3, -0.01, 0.0, 0.02, 0.4, 1.1, 1.9, 3.3, 6.5])
 _MAX_NODES = 16

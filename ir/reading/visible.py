@@ -10,18 +10,18 @@ import numpy as np
 
 from tkcc.ir.graph import Value
 from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rules.reading.attention import Added, Hiding, Scores
-from tkcc.ir.rules.reading.axes import Dims
-from tkcc.ir.rules.reading.bounds import (
+from tkcc.ir.reading.attention import Added, Hiding, Scores
+from tkcc.ir.reading.axes import Dims
+from tkcc.ir.reading.bounds import (
     Bounds,
     Groups,
     never_sees_a_key,
     read_bounds,
     sees_a_key,
 )
-from tkcc.ir.rules.reading.build import arrange, binary, convert, full, integers
-from tkcc.ir.rules.reading.masks import Mask, Test
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.build import arrange, binary, convert, full, integers
+from tkcc.ir.reading.masks import Mask, Test
+from tkcc.ir.reading.views import Reader, View
 
 # Added to a score, it gives itself: the weight is zero, or all weights are equal if it is added to
 # every score of a query.

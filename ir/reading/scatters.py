@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rules.reading.axes import Dim, Dims, Fixed, axes_in
-from tkcc.ir.rules.reading.cuts import piece
-from tkcc.ir.rules.reading.forms import Form, index_of, read_form, resolved
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Dim, Dims, Fixed, axes_in
+from tkcc.ir.reading.cuts import piece
+from tkcc.ir.reading.forms import Form, index_of, read_form, resolved
+from tkcc.ir.reading.views import Reader, View
 
 
 def written_places(reader: Reader, node: Node, updates: Dims) -> list[Form] | None:

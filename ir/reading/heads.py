@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tkcc.ir.rules.reading.axes import Axis, Dim, axes_in, flat
-from tkcc.ir.rules.reading.bounds import Groups
-from tkcc.ir.rules.reading.forms import index_of, resolved
-from tkcc.ir.rules.reading.masks import Test
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Axis, Dim, axes_in, flat
+from tkcc.ir.reading.bounds import Groups
+from tkcc.ir.reading.forms import index_of, resolved
+from tkcc.ir.reading.masks import Test
+from tkcc.ir.reading.views import Reader, View
 
 
 def find_groups(

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rules.reading.axes import Axis, Dims
-from tkcc.ir.rules.reading.cuts import piece
-from tkcc.ir.rules.reading.dots import read_dot
-from tkcc.ir.rules.reading.forms import Form, index_of, read_form, resolved, substituted
-from tkcc.ir.rules.reading.rows import read_rows
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Axis, Dims
+from tkcc.ir.reading.cuts import piece
+from tkcc.ir.reading.dots import read_dot
+from tkcc.ir.reading.forms import Form, index_of, read_form, resolved, substituted
+from tkcc.ir.reading.rows import read_rows
+from tkcc.ir.reading.views import Reader, View
 
 _MAX_STEPS = 24
 

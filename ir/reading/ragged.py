@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rules.reading.dots import plain_precision, read_sum
-from tkcc.ir.rules.reading.forms import index_of, read_form
-from tkcc.ir.rules.reading.rows import read_one_hot, read_rows
-from tkcc.ir.rules.reading.scatters import written_places
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.dots import plain_precision, read_sum
+from tkcc.ir.reading.forms import index_of, read_form
+from tkcc.ir.reading.rows import read_one_hot, read_rows
+from tkcc.ir.reading.scatters import written_places
+from tkcc.ir.reading.views import Reader, View
 
 _DTYPES = ("bf16", "f16", "f32")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from tkcc.ir.rules.reading.axes import Axis, Dim, axes_in, size_of
-from tkcc.ir.rules.reading.forms import Form, index_of, resolved
-from tkcc.ir.rules.reading.masks import Test
-from tkcc.ir.rules.reading.views import Reader
+from tkcc.ir.reading.axes import Axis, Dim, axes_in, size_of
+from tkcc.ir.reading.forms import Form, index_of, resolved
+from tkcc.ir.reading.masks import Test
+from tkcc.ir.reading.views import Reader
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rules.reading.axes import Dim, Dims
-from tkcc.ir.rules.reading.forms import index_of, read_form, resolved, unwrapped
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Dim, Dims
+from tkcc.ir.reading.forms import index_of, read_form, resolved, unwrapped
+from tkcc.ir.reading.views import Reader, View
 
 
 def read_rows(reader: Reader, node: Node, dims: Dims) -> View | None:

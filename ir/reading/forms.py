@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rules.reading.axes import Axis, Dim, Dims, Fixed
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Axis, Dim, Dims, Fixed
+from tkcc.ir.reading.views import Reader, View
 
 _MAX_DEPTH = 12
 # Dtypes in which positions are exact (float32 up to 2^24).

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rules.reading.axes import Dim, Dims
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Dim, Dims
+from tkcc.ir.reading.views import Reader, View
 
 _SHORT_FLOATS = ("bf16", "f16")
 

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 
 from tkcc.ir.graph import Value
-from tkcc.ir.rules.reading.axes import Dim
-from tkcc.ir.rules.reading.dots import Dot, plain_precision, read_dot
-from tkcc.ir.rules.reading.views import Reader, View
+from tkcc.ir.reading.axes import Dim
+from tkcc.ir.reading.dots import Dot, plain_precision, read_dot
+from tkcc.ir.reading.views import Reader, View
 
 _DTYPES = ("bf16", "f16", "f32")  # the op adds up experts in float32
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rules.reading.axes import Dims
-from tkcc.ir.rules.reading.dots import read_sum, reduces_last
-from tkcc.ir.rules.reading.scalars import near
-from tkcc.ir.rules.reading.views import Reader, View, origin
+from tkcc.ir.reading.axes import Dims
+from tkcc.ir.reading.dots import read_sum, reduces_last
+from tkcc.ir.reading.scalars import near
+from tkcc.ir.reading.views import Reader, View, origin
 
 _MAX_FACTORS = 3
 
@@ -31,7 +31,7 @@ class Root:
 
 
 def read_root(
-    reader: Reader, view: View, dims: Dims, x: Value, *, inverse: bool
+    reader: Reader, view: View, dims: Dims, x: Value, *, inverse: bool, depth: int = _MAX_FACTORS
 ) -> Root | None:
     """The view as 1 / sqrt of a moment of x (sqrt, if not `inverse`), x running over `dims`.
 
@@ -42,17 +42,20 @@ def read_root(
     if node is None or view.dtype == "f64" != x.type.dtype:
         return None
     if inverse and node.op == "lax.mul":
-        return _product(reader, node, view, dims, x)
+        return _product(reader, node, view, dims, x, depth - 1) if depth else None
     inner = _under_root(reader, node, view, inverse)
     moment = _moment(reader, inner, dims, x) if inner is not None else None
     return None if moment is None else Root(moment)
 
 
-def _product(reader: Reader, node: Node, view: View, dims: Dims, x: Value) -> Root | None:
+def _product(
+    reader: Reader, node: Node, view: View, dims: Dims, x: Value, depth: int
+) -> Root | None:
     """rsqrt(...) * weight, where the weight runs over the last axis."""
     for side in (0, 1):
-        root = read_root(reader, reader.operand(node, side, view.dims), dims, x, inverse=True)
-        if root is None or len(root.factors) >= _MAX_FACTORS:
+        inner = reader.operand(node, side, view.dims)
+        root = read_root(reader, inner, dims, x, inverse=True, depth=depth)
+        if root is None:
             continue
         other = reader.operand(node, 1 - side, view.dims)
         if other.value.type.rank in (0, len(dims)) and view.dims == dims:
