@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -29,7 +30,9 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit, with `+` if the tree has changes."""
+    """The commit, with `+` if the tree has changes; TKCC_COMMIT names it where there is no git."""
+    if os.environ.get("TKCC_COMMIT"):
+        return os.environ["TKCC_COMMIT"]
     folder = Path(__file__).parent
     try:
         head = _git("rev-parse", "HEAD", folder=folder)

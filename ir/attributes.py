@@ -111,7 +111,7 @@ def freeze(value: Any, where: str = "") -> Any:
     if isinstance(value, enum.Enum):
         return _freeze_enum(value, where)
     if _is_record(value):
-        names = _field_names(type(value))
+        names = _fields_of(value)
         return type(value)(**{name: freeze(getattr(value, name), where) for name in names})
     if isinstance(value, np.str_):
         return str(value)
@@ -207,8 +207,13 @@ def _is_record(value: Any) -> bool:
     return record_classes().get(type(value).__name__) is type(value)
 
 
+def _fields_of(value: Any) -> tuple[str, ...]:
+    record: Any = type(value)
+    return _field_names(record)
+
+
 @functools.cache
-def _field_names(record: type) -> tuple[str, ...]:
+def _field_names(record: Any) -> tuple[str, ...]:
     """The fields of a NamedTuple, dataclass or plain class: its constructor's arguments."""
     return tuple(inspect.signature(record).parameters)
 
@@ -246,7 +251,7 @@ def format_attribute(value: Any) -> str:
     if isinstance(value, Dense):
         return format_dense(value)
     if isinstance(value, (KeyImplementation, PrimitiveName)) or _is_record(value):
-        return _format_fields(value, _field_names(type(value)))
+        return _format_fields(value, _fields_of(value))
     if isinstance(value, tuple):
         inner = ", ".join(map(format_attribute, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"

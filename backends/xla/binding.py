@@ -56,6 +56,11 @@ class BoundFunction:
         names = output_names(function)
         plain = sorted((i, k) for k, i in enumerate(executable.order) if i not in state)
         self._results = [(k, names[i]) for i, k in plain]
+        sizes = {
+            name: function.outputs[executable.order[k]].type.bytes for k, name in self._results
+        }
+        self.watched = min(sizes, key=lambda name: sizes[name], default=None)
+        """The smallest output: the one to hold on to, to know when a step is done."""
 
     def step(
         self, given: Mapping[str, Any] | Sequence[Any], state: Arrays

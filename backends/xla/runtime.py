@@ -164,14 +164,14 @@ class XlaRuntime(Runtime):
             with self._losing_state(f"running {function}"):
                 outputs, changed = bound.step(arguments, state)
             state.update(changed)
-            self._remember(outputs or changed)
+            if bound.watched is not None:  # a step without outputs is known by its state
+                self._remember(outputs[bound.watched])
             return outputs
 
-    def _remember(self, results: Arrays) -> None:
-        """Keep one result of the step, to wait for; those of steps that are done are dropped."""
+    def _remember(self, result: Any) -> None:
+        """Keep a step's result, to wait for; those of steps that are done are dropped."""
         alive = [item for item in self._pending if not item.is_deleted() and not item.is_ready()]
-        smallest = sorted(results.values(), key=lambda item: item.size)[:1]
-        self._pending = [*alive, *smallest]
+        self._pending = [*alive, result]
 
     def wait(self) -> None:
         with self._stepping:

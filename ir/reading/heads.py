@@ -17,6 +17,7 @@ def find_groups(
     k: View,
     v: View,
     *,
+    scores: View,
     repeated: set[Axis],
     keys: Dim,
     channels: Dim,
@@ -28,7 +29,7 @@ def find_groups(
     What k and v share besides the keys is batch and heads: the leading dimension of q is the
     batch. The other axes of q are queries, but for those that k was repeated over (`repeated`),
     those that no bound on the keys reads while it reads others, and those that stand beside the
-    key heads.
+    key heads (or, without key heads, not beside the keys in the scores).
     """
     shared = k.axes - axes_in((keys, channels))
     if shared != v.axes - axes_in((keys, outputs)) or not _distinct(k, v):
@@ -41,7 +42,7 @@ def find_groups(
     bounded = _bounded(reader, tests, keys) & set(own)
     repeats = {d for d in own if d in repeated}
     left = [d for d in own if d not in repeats and d not in bounded]
-    repeats |= set(left) if bounded else _beside_heads(q, left, heads)
+    repeats |= set(left) if bounded else _beside_heads(q, left, heads, scores)
     return Groups(
         batch=batch,
         queries=tuple(d for d in own if d not in repeats),
@@ -83,11 +84,12 @@ def _bounded(reader: Reader, tests: Iterable[Test], keys: Dim) -> set[Axis]:
     return found
 
 
-def _beside_heads(q: View, left: list[Axis], heads: Dim) -> set[Axis]:
+def _beside_heads(q: View, left: list[Axis], heads: Dim, scores: View) -> set[Axis]:
     """Axes of q that stand in one dimension with a key head, or (where there are others) are the
     first after the key heads."""
     if not heads:
-        return set()
+        order = [d for d in flat(scores.dims[:-1]) if d in left]
+        return {d for d in order[:-1] if isinstance(d, Axis)}
     merged = {
         d for dim in q.dims if set(dim) & set(heads) for d in dim if d in left and d is not None
     }

@@ -76,11 +76,25 @@ def _through_squeeze(axes: Axes, node: Node, view: View) -> Dims | None:
     return tuple(() if place in removed else next(kept) for place in range(rank))
 
 
+def _through_tile(axes: Axes, node: Node, view: View) -> Dims | None:
+    """Repeats count slower than what is repeated."""
+    dims: list[Dim] = []
+    for repeats, size, dim in zip(
+        node.attribute("reps"), node.operands[0].type.shape, view.dims, strict=True
+    ):
+        parts = axes.regroup((dim,), (repeats, size))
+        if parts is None:
+            return None
+        dims.append(parts[1])
+    return tuple(dims)
+
+
 _LAYOUT: dict[str, _Step] = {
     "lax.reshape": _through_reshape,
     "lax.transpose": _through_transpose,
     "lax.broadcast_in_dim": _through_broadcast,
     "lax.squeeze": _through_squeeze,
+    "lax.tile": _through_tile,
     "lax.copy": _same,
     "lax.stop_gradient": _same,
 }

@@ -76,16 +76,17 @@ def _read(
     if not axes_in((keys,)) <= sides[1].axes:
         sides.reverse()
     q, k = sides
-    read = reader.resolve(found.scores).axes
+    rows = reader.resolve(found.scores)
     groups = find_groups(
         reader,
         q,
         k,
         v,
+        scores=rows,
         repeated=axes_in(reader.axes.resolve(scores.paired)) - k.axes,
         keys=keys,
         channels=channels,
-        outputs=tuple(digit for digit in flat(v.dims) if digit not in read),
+        outputs=tuple(digit for digit in flat(v.dims) if digit not in rows.axes),
         tests=[test for hiding in scores.hidings for test in hiding.mask.tests]
         + [test for added in scores.added if added.choice for test in added.choice.mask.tests],
     )

@@ -33,10 +33,19 @@ INLINED = {
     "custom_vmap_call",
     "composite",
     "linear_call",
+    "custom_partitioning",
+    "remat_opt",
+    "xla_metadata_call",
 }
-# Placement of values: tkcc places them itself, so these return their operands.
-PLACEMENT = {"device_put", "sharding_constraint", "layout_constraint", "reshard"}
-_BODY_PARAMETERS = ("call_jaxpr", "jaxpr", "fun_jaxpr", "call", "callee")
+# Placement (which tkcc does itself) and notes to XLA: these return their operands.
+IDENTITIES = {
+    "device_put",
+    "sharding_constraint",
+    "layout_constraint",
+    "reshard",
+    "xla_metadata_value",
+}
+_BODY_PARAMETERS = ("call_jaxpr", "jaxpr", "fun_jaxpr", "call", "callee", "fwd_jaxpr")
 _REFUSED = {
     "pallas_call": "its kernel has no IR form; tag the call with jax.lax.composite as tkcc.<op>",
     "shard_map": "pass the unsharded function; tkcc partitions it",
@@ -45,8 +54,13 @@ _REFUSED = {
     "io_callback": "move the host code out of the function",
     "debug_callback": "remove jax.debug.print and jax.debug.callback",
     "debug_print": "remove jax.debug.print",
+    "call_exported": "pass the function that was exported",
+    "rng_uniform": "use jax.random, whose numbers follow from a key",
     "run_state": "return the new value instead of writing to a Ref",
     "new_ref": "return the new value instead of writing to a Ref",
+    "empty_ref": "return the new value instead of writing to a Ref",
+    "free_ref": "return the new value instead of writing to a Ref",
+    "freeze": "return the new value instead of writing to a Ref",
     "get": "read arrays, not Refs",
     "swap": "return the new value instead of writing to a Ref",
     "addupdate": "return the new value instead of writing to a Ref",
@@ -147,7 +161,7 @@ def refuse(equation: Any, source: Source) -> None:
     name = equation.primitive.name
     if name in _REFUSED:
         raise LoweringError(f"{name} cannot be lowered", where=str(source), remedy=_REFUSED[name])
-    effects = [str(effect) for effect in equation.effects]
+    effects = sorted(type(effect).__name__ for effect in equation.effects)
     if effects and name not in INLINED and name not in ("scan", "while", "cond"):
         raise LoweringError(
             f"{name} has the effects {effects}",

@@ -1,4 +1,4 @@
-"""A jaxpr becomes an IR function; every primitive becomes an op. Dead equations are dropped first."""
+"""A jaxpr becomes an IR function: every primitive an op, dead equations left out."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from tkcc.frontends.equations import (
+    IDENTITIES,
     INLINED,
-    PLACEMENT,
     aval_type,
     body_of,
     expanded,
@@ -128,7 +128,7 @@ class Importer:
             return self._named(equation, operands, source)
         if name == "call_hi_primitive":
             return self.run(expanded(equation), operands, source.path, live)
-        if name in PLACEMENT:
+        if name in IDENTITIES:
             return operands
         if name in INLINED:
             return self.run(body_of(equation), operands, source.path, live)

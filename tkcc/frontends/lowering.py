@@ -13,7 +13,7 @@ import jax
 from tkcc.frontends.equations import aval_type, parts
 from tkcc.frontends.flax import Functional, functional, linen_call
 from tkcc.frontends.jaxpr import Constants, Importer, all_live
-from tkcc.ir.errors import LoweringError
+from tkcc.ir.errors import IRError, LoweringError
 from tkcc.ir.graph import ARGUMENT, PARAMETER, STATE, Function, Module, Value
 from tkcc.ir.passes.clean import remove_dead
 from tkcc.ir.types import type_of
@@ -148,7 +148,10 @@ def _import(closed: Any, leaves: Sequence[_Leaf], constants: Constants) -> Funct
         for variable, leaf in zip(jaxpr.invars, leaves, strict=True)
     )
     importer = Importer(constants)
-    outputs = importer.run(closed, inputs, "")
+    try:
+        outputs = importer.run(closed, inputs, "")
+    except IRError as error:
+        raise LoweringError(error.what, where=error.where, remedy=error.remedy) from error
     captured = tuple(importer.captured.values())
     roles = (*(leaf.role for leaf in leaves), *((PARAMETER,) * len(captured)))
     return Function((*inputs, *captured), tuple(importer.nodes), all_live(outputs), roles)

@@ -12,7 +12,12 @@ from tkcc.optimize.session import Session, Start
 
 # An exact rule reassociates sums. In float32 that moves the logits of a 30-layer model by about
 # 1e-5 of their spread; a wrong mask, head or layer moves them by the whole spread.
-EXACT_ERROR = {"float32": 1e-3, "bfloat16": 5e-2}
+# In bfloat16 another order of the same sums moved the logits of a 16-layer model with random
+# weights by 0.06 to 0.14 of their spread (benchmarks/gpu_check.py).
+EXACT_ERROR = {"float32": 1e-3, "bfloat16": 0.25}
+
+# Two tokens this close (in standard deviations of the logits) may swap by rounding alone.
+TIE = {"float32": 1e-4, "bfloat16": 0.1}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,30 +65,27 @@ def check(
     if max_kl is not None:
         reason = "" if kl <= max_kl else f"KL {kl:.2g} is above {max_kl:.2g}"
         return Verdict(not reason, error, agreement, kl, reason)
-    reason = _inexact(session, known, error, EXACT_ERROR[dtype])
+    reason = _inexact(session, known, error, dtype)
     return Verdict(not reason, error, agreement, kl, reason)
 
 
-def _inexact(session: Session, known: Sequence[Reference], error: float, allowed: float) -> str:
-    if error > allowed:
-        return f"logits differ by {error:.2g} of their spread (allowed {allowed:.0e})"
+def _inexact(session: Session, known: Sequence[Reference], error: float, dtype: str) -> str:
+    if error > EXACT_ERROR[dtype]:
+        return f"logits differ by {error:.2g} of their spread (allowed {EXACT_ERROR[dtype]:.0e})"
     for item in known:
-        tokens, logits = session.generate(item.start, len(item.tokens))
-        if not np.array_equal(tokens, item.tokens) and not _tie(item, tokens, logits):
+        tokens, _ = session.generate(item.start, len(item.tokens))
+        if not np.array_equal(tokens, item.tokens) and not _tie(item, tokens, TIE[dtype]):
             return "its greedy tokens differ"
     return ""
 
 
-def _tie(item: Reference, tokens: Any, logits: Any) -> bool:
-    """Whether the first different token is one that the baseline rates as high as its own.
-
-    Two tokens whose logits are equal up to rounding may swap; nothing else may.
-    """
+def _tie(item: Reference, tokens: Any, near: float) -> bool:
+    """Whether the first different token is one that the baseline rates as high as its own."""
     for step, (ours, theirs) in enumerate(zip(tokens, item.tokens, strict=True)):
         for row in np.flatnonzero(ours != theirs):
             scores = item.logits[step, row]
             gap = scores[theirs[row]] - scores[ours[row]]
-            return bool(gap <= 1e-4 * np.std(scores))
+            return bool(gap <= near * np.std(scores))
     return True
 
 

@@ -17,6 +17,8 @@ IMAGES = np.random.default_rng(1).standard_normal((2, 8, 8, 3)).astype(np.float3
 KERNEL = np.random.default_rng(2).standard_normal((3, 3, 3, 4)).astype(np.float32)
 ROWS = np.array([2, 0, -1, 7], np.int32)  # two of them outside a dimension of 3
 UPDATES = np.arange(16, dtype=np.float32).reshape(4, 4)
+SCALED = np.random.default_rng(3).standard_normal((1, 4, 64)).astype(jnp.float8_e4m3fn)
+SCALES = np.full((1, 4, 2), 2.0).astype(jnp.float8_e8m0fnu)
 GROUPS = np.array([2, 0, 3], np.int32)
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 MODES = ("clip", "fill", "promise_in_bounds")
@@ -50,6 +52,19 @@ def _argmax_by_reduce(x: Any) -> Any:
 
 def _ragged_gradient(a: Any, b: Any, sizes: Any) -> Any:
     return jax.grad(lambda x, y: lax.ragged_dot(x, y, sizes).sum(), argnums=(0, 1))(a, b)
+
+
+def _scaled_product(x: Any, scales: Any) -> Any:
+    """A block-scaled product of float8 matrices, one scale per 32 elements."""
+    dimensions = (((2,), (2,)), ((0,), (0,)))
+    return lax.scaled_dot(
+        x,
+        x,
+        lhs_scale=scales,
+        rhs_scale=scales,
+        dimension_numbers=dimensions,
+        preferred_element_type=jnp.float32,
+    )
 
 
 PROGRAMS = {
@@ -226,6 +241,7 @@ PROGRAMS = {
         INTS,
     ),
     "batched products": program(lambda a: jnp.einsum("bhwc,bhvc->bwv", a, a), IMAGES),
+    "scaled products": program(_scaled_product, SCALED, SCALES),
     "ragged products": program(
         lax.ragged_dot, LARGE[:5, :4].copy(), LARGE[:6, :4].reshape(3, 4, 2).copy(), GROUPS
     ),

@@ -68,7 +68,7 @@ PROGRAMS = {
         lambda a: (scipy_linalg.expm(a), jnp.linalg.matrix_power(a, 3)), SQUARE
     ),
     "schur": program(scipy_linalg.schur, SQUARE),
-    "hessenberg": program(lambda a: scipy_linalg.hessenberg(a), SQUARE),
+    "hessenberg": program(lambda a: scipy_linalg.hessenberg(a, calc_q=True), SQUARE),
     "tridiagonal": program(lax.linalg.tridiagonal, SPD),
     "tridiagonal solve": program(_tridiagonal_solve, SPD, VECTOR),
     "cholesky update": program(

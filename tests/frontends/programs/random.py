@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
@@ -97,6 +98,10 @@ PROGRAMS = {
     ),
     "multivariate normal": program(
         lambda key, v: random.multivariate_normal(key, v, jnp.eye(4)), KEY, VECTOR
+    ),
+    "the generator itself": program(
+        lambda counts: jax.extend.random.threefry_2x32((np.uint32(1), np.uint32(2)), counts),
+        np.arange(5, dtype=np.uint32),
     ),
     "hardware bits": program(
         lambda state: lax.rng_bit_generator(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import checkify, custom_partitioning, layout, xla_metadata
 
 from tests.frontends.programs.program import LARGE, SQUARE, VECTOR, X, Y, program
 
@@ -43,9 +44,8 @@ def _batched_rule(size: int, mapped: Any, x: Any) -> Any:
     return x + 2, True
 
 
-@jax.custom_gradient
 def _reversed(x: Any) -> Any:
-    return x * 3, lambda g: -g
+    return jax.custom_gradient(lambda y: (y * 3, lambda g: -g))(x)
 
 
 def _composite(x: Any) -> Any:
@@ -94,6 +94,53 @@ def _linear_call(x: Any) -> Any:
     return call(lambda r, y: y * r, lambda r, z: z * r, x, x)
 
 
+@jax.custom_vjp
+def _optimised(x: Any) -> Any:
+    return x * 2
+
+
+_optimised.defvjp(lambda x: (x * 2, x), lambda x, g: (g * x,), optimize_remat=True)
+
+
+@custom_partitioning.custom_partitioning
+def _partitioned(x: Any) -> Any:
+    return jnp.cumsum(x, axis=0)
+
+
+_partitioned.def_partition(
+    partition=lambda *args: None,
+    infer_sharding_from_operands=lambda *args: None,
+    sharding_rule="i j -> i j",
+)
+
+
+def _placed(x: Any) -> Any:
+    """Where values lie does not change what they are."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    there = jax.device_put({"a": x, "b": x + 1})
+    laid_out = layout.with_layout_constraint(there["b"], layout.Layout((1, 0)))
+    return lax.with_sharding_constraint(laid_out, sharding) + there["a"]
+
+
+def _annotated(x: Any) -> Any:
+    """Notes to XLA, on values and on a whole call where this JAX has that."""
+    noted = xla_metadata.set_xla_metadata(x * 2, note="doubled")
+    call = getattr(xla_metadata, "xla_metadata_call", lambda f, **_: f)
+    with xla_metadata.set_xla_metadata(note="inside"):
+        return call(jnp.sin, note="wave")(noted)
+
+
+def _checked(x: Any) -> Any:
+    """checkify makes errors into values, which are pure."""
+
+    def positive(y: Any) -> Any:
+        checkify.check((y > 0).all(), "not positive")
+        return jnp.log(y)
+
+    return checkify.checkify(positive)(x)[1]
+
+
 ACTIVATIONS = (jax.nn.relu, jax.nn.silu, jax.nn.gelu, jax.nn.softplus, jax.nn.elu, jax.nn.mish)
 
 PROGRAMS = {
@@ -130,6 +177,12 @@ PROGRAMS = {
     "custom batching": program(lambda x: (_batched(x), jax.vmap(_batched)(x)), X),
     "custom gradient": program(jax.grad(lambda x: _reversed(x).sum()), X),
     "linear call": program(_linear_call, X),
+    "optimised rematerialisation": program(jax.value_and_grad(lambda x: _optimised(x).sum()), X),
+    "custom partitioning": program(lambda x: _partitioned(x) + 1, X),
+    "placement": program(_placed, X),
+    "notes to the compiler": program(_annotated, X),
+    "checks made values": program(_checked, X**2),
+    "linear transpose": program(lambda x: jax.linear_transpose(lambda y: y[0] * 2, x)(x[0]), X),
     "stop gradient": program(jax.grad(lambda x: (lax.stop_gradient(x) * x).sum()), X),
     "composite": program(_composite, X),
     "named scopes": program(_named, X),

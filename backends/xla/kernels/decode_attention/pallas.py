@@ -81,7 +81,7 @@ def _call(tiles: Tiles, scale: float, dtype: Any, interpret: bool) -> Any:
     sizes = tiles.sizes
     shape = (*tiles.rows, sizes.width)
     rows_spec = pl.BlockSpec((1, *shape), lambda b, step, first, stop: (b, 0, 0, 0))
-    cache_spec = pl.BlockSpec(tiles.cache_block, _cache_index(tiles))
+    cache_spec = pl.BlockSpec(tiles.cache_block, cache_index(tiles))
     return pl.pallas_call(
         functools.partial(_kernel, tiles=tiles, scale=scale),
         name=NAME,
@@ -112,7 +112,7 @@ def _cost(tiles: Tiles, dtype: Any) -> pl.CostEstimate:
     )
 
 
-def _cache_index(tiles: Tiles) -> Any:
+def cache_index(tiles: Tiles) -> Any:
     """Which block of keys a step reads: past the visible range, the last one again, which moves
     nothing."""
 

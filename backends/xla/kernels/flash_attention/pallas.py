@@ -101,7 +101,7 @@ def _call(tiles: Tiles, scale: float, dtype: Any, interpret: bool) -> Any:
         (1, 1, sizes.group, tiles.queries, sizes.width), lambda b, h, t, s, bounds: (b, h, 0, t, 0)
     )
     ranges_spec = pl.BlockSpec((1, tiles.queries, 2), lambda b, h, t, s, bounds: (b, t, 0))
-    keys_spec = pl.BlockSpec((1, 1, tiles.keys, sizes.width), _key_index(tiles))
+    keys_spec = pl.BlockSpec((1, 1, tiles.keys, sizes.width), key_index(tiles))
     shape = (sizes.batch, sizes.key_heads, sizes.group, sizes.queries, sizes.width)
     return pl.pallas_call(
         functools.partial(_kernel, tiles=tiles, scale=scale),
@@ -138,7 +138,7 @@ def _bounds(bounds_ref: Any, b: Any, t: Any, tiles: Tiles) -> list[Any]:
     return [bounds_ref[at + i] for i in range(BOUNDS)]
 
 
-def _key_index(tiles: Tiles) -> Any:
+def key_index(tiles: Tiles) -> Any:
     """Which block of keys a step reads: past the visible range, the last one again, which moves
     nothing."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -32,8 +31,8 @@ class Case(NamedTuple):
     def keywords(self) -> dict[str, Any]:
         return {"layout": self.layout, "window": self.window, "scale": self.scale}
 
-    def operands(self, dtype: Any) -> list[jax.Array | None]:
-        """q, k, v, positions, lengths. The last sequence is empty where there are lengths."""
+    def operands(self, dtype: Any) -> list[Any]:
+        """q, k, v, positions, lengths or None. With lengths, the last sequence is empty."""
         made = Operands(self.keys + self.heads)
         kept = (self.batch, self.keys, self.key_heads, self.width)
         if self.layout == "bhsd":

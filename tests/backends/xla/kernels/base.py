@@ -12,6 +12,10 @@ import numpy as np
 from tests.tolerances import TOLERANCES
 
 DTYPES = (jnp.float32, jnp.bfloat16)
+_IN_A_HURRY: dict[str, str | bool] = {
+    "xla_backend_optimization_level": "0",
+    "xla_llvm_disable_expensive_passes": True,
+}
 _IR_NAMES = {"float32": "f32", "bfloat16": "bf16"}
 
 
@@ -31,16 +35,7 @@ class Operands:
 
 def run(function: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
     """function of arrays (some may be None), compiled in a hurry: compiling takes longest here."""
-    compiled = (
-        jax.jit(function)
-        .lower(*arrays)
-        .compile(
-            compiler_options={
-                "xla_backend_optimization_level": 0,
-                "xla_llvm_disable_expensive_passes": True,
-            }
-        )
-    )
+    compiled = jax.jit(function).lower(*arrays).compile(compiler_options=_IN_A_HURRY)
     result: jax.Array = compiled(*arrays)
     return result
 
@@ -55,11 +50,11 @@ def assert_near(got: jax.Array, want: Any, dtype: Any) -> None:
     Sums of many terms that nearly cancel have no accurate digits of their own.
     """
     relative, _ = TOLERANCES[_IR_NAMES[jnp.dtype(dtype).name]]
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert got.shape == want.shape
-    assert np.isfinite(got).all()
-    largest = max(1.0, float(np.abs(want).max()))
-    np.testing.assert_allclose(got, want, rtol=0.0, atol=relative * largest)
+    found, wanted = wide(got, want)
+    assert found.shape == wanted.shape
+    assert np.isfinite(found).all()
+    largest = max(1.0, float(np.abs(wanted).max()))
+    np.testing.assert_allclose(found, wanted, rtol=0.0, atol=relative * largest)
 
 
 def wide(*arrays: Any) -> list[np.ndarray[Any, Any]]:

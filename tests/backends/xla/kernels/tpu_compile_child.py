@@ -205,6 +205,8 @@ def _compile(job: Job, platform: str, limit: Callable[[int], int]) -> dict[str, 
         except jax.errors.JaxRuntimeError as error:
             return {"config": str(config), "error": str(error)}
     text, memory = compiled.as_text(), compiled.memory_analysis()
+    assert text is not None
+    assert memory is not None
     calls = text.count('custom_call_target="tpu_custom_call"')
     temporary = memory.temp_size_in_bytes
     return {"config": str(config), "error": None, "calls": calls, "temporary": temporary}

@@ -12,6 +12,7 @@ import pytest
 
 from tests.backends.xla.kernels.attention_cases import Case, attend
 from tests.backends.xla.kernels.base import DTYPES, assert_near, run, shapes_of
+from tkcc.backends.xla.kernels.attention import Sizes
 from tkcc.backends.xla.kernels.decode_attention import (
     Config,
     decode_attention,
@@ -20,6 +21,8 @@ from tkcc.backends.xla.kernels.decode_attention import (
     schedules,
     vmem_bytes,
 )
+from tkcc.backends.xla.kernels.decode_attention.config import tiles_of
+from tkcc.backends.xla.kernels.decode_attention.pallas import cache_index
 
 MERGED = Config(128, merge_heads=True)
 APART = Config(128)
@@ -65,7 +68,7 @@ def test_kernel_gives_what_the_reference_gives(case: Case, config: Config, dtype
 
 
 @pytest.mark.parametrize("config", [MERGED, APART])
-def test_blocks_that_are_entirely_invisible_are_never_read(config: Config) -> None:
+def test_blocks_that_are_entirely_invisible_are_never_used(config: Config) -> None:
     case = Case(1, 1, 640, 4, 2, 32, window=128)
     q, k, v, _, _ = case.operands(jnp.float32)
     positions = jnp.array([[383]], jnp.int32)  # sees keys 256 to 383: exactly the third block
@@ -73,6 +76,19 @@ def test_blocks_that_are_entirely_invisible_are_never_read(config: Config) -> No
     k, v = (jnp.where(outside[None, :, None, None], jnp.nan, cache) for cache in (k, v))
     want = attend(case, [q, k, v, positions, None])
     assert_near(attended(case, [q, k, v, positions, None], config), want, jnp.float32)
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_only_visible_blocks_are_fetched_and_each_of_them_is(merged: bool) -> None:
+    sizes = Sizes(batch=4, queries=1, heads=4, key_heads=2, keys=640, width=32)
+    tiles = tiles_of(sizes, Config(128, merged))
+    ranges = {0: (0, 640), 1: (0, 1), 2: (200, 300), 3: (511, 513)}
+    first, stop = (jnp.asarray(ends, jnp.int32) for ends in zip(*ranges.values(), strict=True))
+    for b, (begin, end) in ranges.items():
+        steps = [cache_index(tiles)(b, step, first, stop) for step in range(tiles.key_blocks)]
+        blocks = [int(index[1 if merged else 2]) for index in steps]
+        assert sorted(set(blocks)) == list(range(begin // 128, (end - 1) // 128 + 1))
+        assert blocks == sorted(blocks)  # the last one is repeated, which moves nothing
 
 
 @pytest.mark.parametrize("config", [MERGED, APART])
@@ -97,7 +113,6 @@ def test_a_query_far_past_its_window_gives_zeros() -> None:
 def test_large_scores_do_not_overflow() -> None:
     case = Case(1, 1, 300, 4, 2, 32)
     q, k, v, positions, _ = case.operands(jnp.float32)
-    assert q is not None
     arrays = [q * 1e4, k, v, positions, None]
     assert_near(attended(case, arrays, MERGED), plain(case, arrays), jnp.float32)
 
@@ -136,8 +151,9 @@ def test_shapes_that_do_not_belong_together_are_named() -> None:
         refuses(q[:, :, :3], k, v, config=APART, platform="cpu")
     with pytest.raises(ValueError, match=r"v has shape \(2, 32, 2, 32\), but must be \[B=2, S=64"):
         refuses(q, k, v[:, :32], config=APART, platform="cpu")
+    unknown: Any = "sbhd"
     with pytest.raises(ValueError, match="layout 'sbhd' is none of bshd, bhsd"):
-        refuses(q, k, v, layout="sbhd", config=APART, platform="cpu")
+        refuses(q, k, v, layout=unknown, config=APART, platform="cpu")
 
 
 def test_merging_is_refused_where_key_heads_fill_no_tile() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.backends.xla.kernels.attention_cases import Case, attend
 from tests.backends.xla.kernels.base import DTYPES, assert_near, run, shapes_of
+from tkcc.backends.xla.kernels.attention import Sizes
 from tkcc.backends.xla.kernels.flash_attention import (
     Config,
     flash_attention,
@@ -20,6 +21,8 @@ from tkcc.backends.xla.kernels.flash_attention import (
     schedules,
     vmem_bytes,
 )
+from tkcc.backends.xla.kernels.flash_attention.config import tiles_of
+from tkcc.backends.xla.kernels.flash_attention.pallas import key_index
 
 SMALL = Config(32, 128)
 
@@ -62,13 +65,42 @@ def test_kernel_gives_what_the_reference_gives(
     assert_near(got, plain(case, arrays, causal), dtype)
 
 
-def test_key_blocks_that_no_query_of_a_block_sees_are_never_read() -> None:
+def test_key_blocks_that_no_query_of_a_block_sees_are_never_used() -> None:
     case = Case(1, 128, 640, 2, 1, 32, window=1)
     q, k, v, _, _ = case.operands(jnp.float32)
     positions = jnp.arange(256, 384, dtype=jnp.int32)[None]  # sees the third block of keys alone
     outside = (jnp.arange(640) < 256) | (jnp.arange(640) >= 384)
     k, v = (jnp.where(outside[None, :, None, None], jnp.nan, cache) for cache in (k, v))
     arrays = [q, k, v, positions, None]
+    assert_near(attended(case, arrays, SMALL), attend(case, arrays), jnp.float32)
+
+
+def test_only_visible_blocks_are_fetched_and_each_of_them_is() -> None:
+    sizes = Sizes(batch=1, queries=96, heads=4, key_heads=2, keys=640, width=32)
+    tiles = tiles_of(sizes, SMALL)
+    ranges = {0: (0, 640), 1: (200, 300), 2: (511, 513)}
+    bounds = jnp.asarray([[*ends, 0, 0] for ends in ranges.values()], jnp.int32).reshape(-1)
+    for t, (begin, end) in ranges.items():
+        steps = [key_index(tiles)(0, 1, t, step, bounds) for step in range(tiles.key_blocks)]
+        blocks = [int(index[2]) for index in steps]
+        assert sorted(set(blocks)) == list(range(begin // 128, (end - 1) // 128 + 1))
+        assert blocks == sorted(blocks)  # the last one is repeated, which moves nothing
+
+
+@pytest.mark.parametrize("length", [127, 128, 129])
+def test_lengths_around_the_edge_of_a_block_are_exact(length: int) -> None:
+    case = Case(1, 16, 256, 2, 1, 32)
+    q, k, v, positions, _ = case.operands(jnp.float32)
+    arrays = [q, k, v, positions, jnp.array([length], jnp.int32)]
+    got = attended(case, arrays, SMALL, causal=False)
+    assert_near(got, attend(case, arrays, causal=False), jnp.float32)
+
+
+@pytest.mark.parametrize("window", [127, 128, 129])
+def test_windows_around_the_edge_of_a_block_are_exact(window: int) -> None:
+    case = Case(1, 1, 256, 2, 1, 32, window=window)
+    q, k, v, _, _ = case.operands(jnp.float32)
+    arrays = [q, k, v, jnp.array([[255]], jnp.int32), None]
     assert_near(attended(case, arrays, SMALL), attend(case, arrays), jnp.float32)
 
 

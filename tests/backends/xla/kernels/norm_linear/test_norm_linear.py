@@ -57,7 +57,7 @@ def test_kernel_gives_what_the_reference_gives(
     sizes: tuple[int, int, int], config: Config, transposed: bool, dtype: Any
 ) -> None:
     arrays = operands(sizes, dtype, transposed)
-    form = {"eps": EPS, "transposed": transposed}
+    form: dict[str, Any] = {"eps": EPS, "transposed": transposed}
     got = run(functools.partial(norm_linear, **form, config=config, interpret=True), *arrays)
     assert got.dtype == dtype
     assert_near(got, run(functools.partial(reference, **form), *arrays), dtype)

@@ -67,7 +67,7 @@ def test_reference_is_the_formula_in_float64(dtype: Any, activation: str) -> Non
     if transposed:
         gate, up, down = gate.T, up.T, down.T
     want = (activate(activation, x @ gate) * (x @ up)) @ down
-    form = {"activation": activation, "transposed": transposed}
+    form: dict[str, Any] = {"activation": activation, "transposed": transposed}
     got = run(functools.partial(reference, **form), *arrays)
     assert got.dtype == dtype
     assert_near(got, want, dtype)
@@ -79,7 +79,7 @@ def test_kernel_gives_what_the_reference_gives(
     sizes: Sizes, config: Config, activation: str, transposed: bool, dtype: Any
 ) -> None:
     arrays = operands(sizes, dtype, transposed)
-    form = {"activation": activation, "transposed": transposed}
+    form: dict[str, Any] = {"activation": activation, "transposed": transposed}
     got = run(functools.partial(swiglu_mlp, **form, config=config, interpret=True), *arrays)
     assert got.dtype == dtype
     assert_near(got, run(functools.partial(reference, **form), *arrays), dtype)
