@@ -1,32 +1,48 @@
 """Named ops as functions for model code.
 
 Each call runs the op's reference inside `jax.lax.composite` under the name `tkcc.<op>`: under
-plain JAX it is ordinary code, and `tkcc.lower` turns it into the named op. Shapes, dtypes and
-errors are those of the op (see its docstring in `tkcc.ir.ops`).
+plain JAX it is ordinary code (which JAX can neither differentiate nor vmap, as it has no rules for
+composites), and `tkcc.lower` turns it into the named op. Shapes, dtypes and errors are those of the
+op (see its docstring in `tkcc.ir.ops`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax import lax
 
-from tkcc.ir.op import lookup
+from tkcc.ir.graph import Value
+from tkcc.ir.op import build, lookup
+from tkcc.ir.types import type_of
 
 
 def call(op: str, *operands: Any, optional: dict[str, Any] | None = None, **attributes: Any) -> Any:
-    """Any named op: `call("rms_norm", x, w, eps=1e-6)`; optional operands may be None."""
+    """Any named op: `call("rms_norm", x, w, eps=1e-6)`; optional operands may be None.
+
+    Raises IRError for operands and attributes that do not fit the op.
+    """
     definition = lookup(op)
-    present = {key: value for key, value in (optional or {}).items() if value is not None}
-    full = definition.complete(attributes)
-    keys = tuple(present)
+    given = {key: value for key, value in (optional or {}).items() if value is not None}
+    node = build(
+        op,
+        *map(_value, operands),
+        optional={key: _value(value) for key, value in given.items()},
+        attributes=attributes,
+    )
+    keys, full = node.keys, definition.complete(attributes)
 
     def reference(*xs: Any, **recorded: Any) -> Any:
         return definition.call(xs, keys, full, ())
 
     tagged = lax.composite(reference, name=f"tkcc.{op}")
     recorded = {**_recordable(full), "optional": ",".join(keys)}
-    return tagged(*operands, *present.values(), **recorded)
+    return tagged(*operands, *(given[key] for key in keys), **recorded)
+
+
+def _value(array: Any) -> Value:
+    return Value(type_of(jax.typeof(array)))
 
 
 def _recordable(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -180,6 +180,24 @@ class Reshape(_Move):
 
 
 @register
+class Prepared(_Move):
+    """x itself. Says that x, computed from parameters, is to be kept as a parameter.
+
+    Hoisting otherwise keeps the smaller form and widens in every step.
+    """
+
+    name = "prepared"
+    operands = ("x",)
+
+    def reference(self, *operands: Any, **attributes: Any) -> Any:
+        return operands[0]
+
+    def factors(self, node: Node) -> Factors:
+        names = tuple(f"d{i}" for i in range(node.operands[0].type.rank))
+        return Factors((names,), (names,))
+
+
+@register
 class ScaleAxis(Op):
     """x times a vector `s` along `axis`: one factor per row (axis 0) or column (axis 1)."""
 

@@ -8,7 +8,7 @@ from tkcc.ir.graph import Node
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.reading.axes import Dim, Dims
 from tkcc.ir.reading.dots import plain_precision, read_dot
-from tkcc.ir.reading.masks import Choice, Mask, opposite, read_choice, read_mask
+from tkcc.ir.reading.masks import Choice, Mask, Test, opposite, read_choice, read_mask
 from tkcc.ir.reading.views import Reader, View, holds_all
 
 # What is added to (or put in the place of) a score at most that large makes its weight zero:
@@ -33,9 +33,17 @@ class Added:
     choice: Choice | None
 
 
+def mask_and_fill(step: Hiding | Added) -> tuple[Mask, float] | None:
+    """Where a step keeps scores, and the number that hides them elsewhere; None if it does not
+    hide."""
+    if isinstance(step, Hiding):
+        return step.mask, step.fill
+    return None if step.choice is None else (step.choice.mask, step.choice.no)
+
+
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """scale * (left . right), soft-capped, with hidings and additions in some order.
+    """scale * (left . right), soft-capped, with hidings and additions in `steps`, the last first.
 
     `left` and `right` are read back through layout ops; `paired` holds the dimensions (as they
     stand in the product) that the two had in common there.
@@ -47,8 +55,13 @@ class Scores:
     paired: Dims
     scale: float
     softcap: float | None
-    hidings: tuple[Hiding, ...]
-    added: tuple[Added, ...]
+    steps: tuple[Hiding | Added, ...] = ()
+
+    @property
+    def tests(self) -> list[Test]:
+        """The tests of all masks."""
+        masks = [found[0] for found in map(mask_and_fill, self.steps) if found is not None]
+        return [test for mask in masks for test in mask.tests]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +99,7 @@ def read_probabilities(
 
 
 def _nothing(view: View, scale: float = 1.0) -> Scores:
-    return Scores(view, view, (), (), scale, None, (), ())
+    return Scores(view, view, (), (), scale, None)
 
 
 class ScoreReader:
@@ -147,7 +160,7 @@ class ScoreReader:
                 continue
             fill *= so_far.scale
             hiding = Hiding(read_mask(self.reader, test, wanted=side == 0), fill)
-            changed = dataclasses.replace(so_far, hidings=(*so_far.hidings, hiding))
+            changed = dataclasses.replace(so_far, steps=(*so_far.steps, hiding))
             return (cases[1 - side], changed) if fill <= HIDDEN else None
         return None
 
@@ -161,9 +174,8 @@ class ScoreReader:
                 continue
             factor = so_far.scale if node.op == "lax.add" else -so_far.scale
             added = Added(other, factor, self._hiding_choice(other, factor))
-            found = self._read(
-                scores, dataclasses.replace(so_far, added=(*so_far.added, added))
-            )
+            changed = dataclasses.replace(so_far, steps=(*so_far.steps, added))
+            found = self._read(scores, changed)
             if found is not None:
                 return found
         return None

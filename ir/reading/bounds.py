@@ -81,29 +81,37 @@ def _limits(reader: Reader, test: Test, groups: Groups) -> tuple[Form | None, Fo
 
 
 def _add_upper(bounds: Bounds, upper: Form, groups: Groups) -> bool:
-    """Take j <= upper as causal or as a length; False if that place is taken."""
+    """Take j <= upper as causal or as a length; False if that place is taken by another bound."""
     if upper.smallest() >= size_of(groups.keys) - 1:
         return True  # always so
     moves = bool(upper.axes & axes_in((groups.queries,)))
     is_position = upper.number == 0 and bool(upper.bases)
-    if not bounds.causal and (moves or (not groups.queries and is_position)):
-        bounds.causal, bounds.positions = True, upper
-        return True
-    if bounds.lengths is None and not moves:
-        bounds.lengths = upper.shifted(1)
-        return True
-    return False
+    if moves or (not groups.queries and is_position):
+        tighter = _tighter(bounds.positions, upper, 1)
+        bounds.causal, bounds.positions = True, tighter or bounds.positions
+    else:
+        tighter = _tighter(bounds.lengths, upper.shifted(1), 1)
+        bounds.lengths = tighter or bounds.lengths
+    return tighter is not None
+
+
+def _tighter(known: Form | None, other: Form, sign: int) -> Form | None:
+    """The smaller of two bounds (the larger, for sign -1); None if that depends."""
+    if known is None:
+        return other
+    difference = other.plus(known, -1)
+    if difference.axes or difference.bases:
+        return None
+    return other if sign * difference.number < 0 else known
 
 
 def _add_lower(bounds: Bounds, least: Form, groups: Groups) -> bool:
     """Take j >= least as a window before the query's position."""
-    if bounds.window is not None:
-        return False
     positions = bounds.positions or groups.default_positions()
     width = positions.plus(least, -1).shifted(1)
     if width.axes or width.bases or width.number < 1:
         return False
-    bounds.window = width.number
+    bounds.window = min(width.number, bounds.window or width.number)
     return True
 
 

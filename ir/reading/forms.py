@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from tkcc.ir.graph import Node
-from tkcc.ir.reading.axes import Axis, Dim, Dims, Fixed
+from tkcc.ir.reading.axes import Axis, Dim, Fixed
 from tkcc.ir.reading.views import Reader, View
 
 _MAX_DEPTH = 12
@@ -202,38 +202,38 @@ def unwrapped(reader: Reader, node: Node | None) -> Node | None:
 
 
 def _slice(reader: Reader, node: Node, view: View, depth: int) -> Form | None:
-    strides = node.attribute("strides") or (1,) * len(view.dims)
-    starts = [Form(start) for start in node.attribute("start_indices")]
-    return _shifted_read(reader, node, view, starts, strides, depth)
-
-
-def _dynamic_slice(reader: Reader, node: Node, view: View, depth: int) -> Form | None:
-    starts = [read_form(reader, View(value, ()), depth) for value in node.operands[1:]]
-    if any(start is None for start in starts):
-        return None
-    known = [start for start in starts if start is not None]
-    return _shifted_read(reader, node, view, known, (1,) * len(view.dims), depth)
-
-
-def _shifted_read(
-    reader: Reader,
-    node: Node,
-    view: View,
-    starts: Sequence[Form],
-    strides: Sequence[int],
-    depth: int,
-) -> Form | None:
     """The operand's form, with start + stride * index in the place of each index."""
-    operand = reader.view(node.operands[0])
-    form = read_form(reader, operand, depth)
-    if form is None or reader.axes.resolve(operand.dims) != operand.dims:
+    part = read_part(reader, node, view)
+    form = read_form(reader, part[0], depth) if part is not None else None
+    if part is None or form is None or not is_whole(reader, part[0]):
         return None
-    places = {
-        dim[0]: start.plus(index_of(view.dims[i]), stride)
-        for i, (dim, start, stride) in enumerate(zip(operand.dims, starts, strides, strict=True))
-        if dim
-    }
-    return substituted(form, places)
+    return substituted(form, part[1])
+
+
+def read_part(reader: Reader, node: Node, view: View) -> tuple[View, dict[Axis, Form]] | None:
+    """What a slice or dynamic_slice cuts from, in axes of its own, and the indices that the part
+    reads there, as forms over the axes of the part."""
+    rank = len(view.dims)
+    if node.op == "lax.slice":
+        strides = node.attribute("strides") or (1,) * rank
+        starts = [Form(start) for start in node.attribute("start_indices")]
+    else:
+        strides = (1,) * rank
+        found = [read_form(reader, View(value, ())) for value in node.operands[1:]]
+        starts = [start for start in found if start is not None]
+    if len(starts) != rank:
+        return None
+    operand = reader.view(node.operands[0])
+    places = {}
+    for i, (dim, start, stride) in enumerate(zip(operand.dims, starts, strides, strict=True)):
+        if dim and isinstance(dim[0], Axis):
+            places[dim[0]] = start.plus(index_of(view.dims[i]), stride)
+    return operand, places
+
+
+def is_whole(reader: Reader, view: View) -> bool:
+    """Whether none of the view's axes was split meanwhile."""
+    return reader.axes.resolve(view.dims) == view.dims
 
 
 def substituted(form: Form, places: dict[Axis, Form]) -> Form | None:
@@ -258,10 +258,6 @@ _STEPS: dict[str, Callable[[Reader, Node, View, int], Form | None]] = {
     "lax.convert_element_type": _conversion,
     "lax.select_n": _selection,
     "lax.slice": _slice,
-    "lax.dynamic_slice": _dynamic_slice,
+    "lax.dynamic_slice": _slice,
 }
 
-
-def dims_cover(dims: Dims, axes: set[Axis]) -> bool:
-    """Whether the value runs over none but these axes."""
-    return {d for dim in dims for d in dim if isinstance(d, Axis)} <= axes

@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 from tkcc.ir.graph import Node
 from tkcc.ir.reading.axes import Dims
-from tkcc.ir.reading.forms import Form, read_form, resolved
+from tkcc.ir.reading.forms import (
+    Form,
+    is_whole,
+    read_form,
+    read_part,
+    resolved,
+    substituted,
+)
 from tkcc.ir.reading.scalars import rounded
 from tkcc.ir.reading.views import Reader, View
 
@@ -18,10 +25,11 @@ _MAX_DEPTH = 16
 class Test:
     """One condition: `form <= 0`, or (without a form) that `view` is `wanted`.
 
-    `view` is a boolean value that equals the condition if `wanted`, else its opposite.
+    `view` is a boolean value that equals the condition (or, where several tests have it, all of
+    them together) if `wanted`, else its opposite; None if there is no such value.
     """
 
-    view: View
+    view: View | None
     wanted: bool
     form: Form | None = None
 
@@ -151,6 +159,37 @@ def _selection(reader: Reader, node: Node, view: View, wanted: bool, depth: int)
     return None
 
 
+def _part(reader: Reader, node: Node, view: View, wanted: bool, depth: int) -> Mask | None:
+    """A slice of a mask that is made of comparisons alone."""
+    part = read_part(reader, node, view)
+    if part is None:
+        return None
+    whole, places = part
+    mask = read_mask(reader, whole, wanted, depth)
+    forms = [
+        substituted(resolved(reader, test.form), places) if test.form is not None else None
+        for test in mask.tests
+    ]
+    if not is_whole(reader, whole) or any(form is None for form in forms):
+        return None
+    return Mask(tuple(Test(view, wanted, form) for form in forms), mask.never)
+
+
+def _part_of_choice(reader: Reader, node: Node, view: View, depth: int) -> Choice | None:
+    """A slice of a number that is chosen by comparisons; its mask has no value of its own."""
+    part = read_part(reader, node, view)
+    choice = read_choice(reader, part[0], depth) if part is not None else None
+    if part is None or choice is None or not is_whole(reader, part[0]):
+        return None
+    tests = []
+    for test in choice.mask.tests:
+        form = substituted(resolved(reader, test.form), part[1]) if test.form is not None else None
+        if form is None:
+            return None
+        tests.append(Test(None, test.wanted, form))
+    return Choice(Mask(tuple(tests), choice.mask.never), choice.yes, choice.no)
+
+
 def _to_bool(reader: Reader, node: Node, view: View, wanted: bool, depth: int) -> Mask | None:
     """A number as a boolean: whether it is not zero."""
     inner = View(node.operands[0], view.dims)
@@ -250,11 +289,15 @@ _STEPS: dict[str, Callable[[Reader, Node, View, bool, int], Mask | None]] = {
     "lax.not": _not,
     "lax.select_n": _selection,
     "lax.convert_element_type": _to_bool,
+    "lax.slice": _part,
+    "lax.dynamic_slice": _part,
     **dict.fromkeys(_COMPARE, _comparison),
 }
 _CHOICES: dict[str, Callable[[Reader, Node, View, int], Choice | None]] = {
     "lax.convert_element_type": _from_bool,
     "lax.select_n": _chosen,
     "lax.neg": _negative,
+    "lax.slice": _part_of_choice,
+    "lax.dynamic_slice": _part_of_choice,
     **dict.fromkeys(_COMPUTE, _arithmetic),
 }

@@ -7,7 +7,7 @@ import dataclasses
 from tkcc.ir.graph import Node, Value
 from tkcc.ir.reading.axes import Dims
 from tkcc.ir.reading.dots import read_sum, reduces_last
-from tkcc.ir.reading.scalars import near
+from tkcc.ir.reading.scalars import near, rounded
 from tkcc.ir.reading.views import Reader, View, origin
 
 _MAX_FACTORS = 3
@@ -121,7 +121,9 @@ def read_mean(reader: Reader, view: View) -> Mean | None:
         if found is None or len(found[1]) != 1 or len(found[1][0]) != 1:
             return None
         size = found[1][0][0].size
-        return Mean(*found) if near(number, size if node.op == "lax.div" else 1 / size) else None
+        wanted = size if node.op == "lax.div" else 1 / size
+        held = rounded(wanted, node.operands[side].type)  # 1 / n as a short float holds it
+        return Mean(*found) if near(number, wanted) or number == held else None
     return None
 
 

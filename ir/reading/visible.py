@@ -10,7 +10,7 @@ import numpy as np
 
 from tkcc.ir.graph import Value
 from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.reading.attention import Added, Hiding, Scores
+from tkcc.ir.reading.attention import Added, Hiding, Scores, mask_and_fill
 from tkcc.ir.reading.axes import Dims
 from tkcc.ir.reading.bounds import (
     Bounds,
@@ -19,12 +19,13 @@ from tkcc.ir.reading.bounds import (
     read_bounds,
     sees_a_key,
 )
-from tkcc.ir.reading.build import arrange, binary, convert, full, integers
+from tkcc.ir.reading.build import arrange, binary, broadcast, convert, full, integers
 from tkcc.ir.reading.masks import Mask, Test
 from tkcc.ir.reading.views import Reader, View
 
-# Added to a score, it gives itself: the weight is zero, or all weights are equal if it is added to
-# every score of a query.
+# Added to a score, these give themselves (scores are far below 2^-24 of them): the weight is zero,
+# or all weights are equal where they are added to every score of a query.
+_ABSORBING = -1e9
 _MOST_VALUES = 100  # that are looked at
 _SMALLEST = float(np.finfo(np.float32).min)
 
@@ -44,17 +45,24 @@ def decide_visible(
     divided = _Division(editor, reader, scores, groups).divide()
     if divided is None:
         return None
-    tests, hidings, added = divided
+    tests, steps = divided
     bounds = read_bounds(reader, tests, groups)
+    hidings = [step for step in steps if isinstance(step, Hiding)]
+    written_out = [*bounds.rest, *(test for step in hidings for test in step.mask.tests)]
+    if any(test.view is None for test in written_out):
+        return None
     builder = _Builder(editor, reader, groups)
     operands = {
         "positions": builder.positions(bounds),
         "lengths": builder.lengths(bounds),
         "mask": builder.mask(bounds.rest),
-        "bias": builder.bias(hidings, added),
+        "bias": builder.bias(steps),
     }
     attributes = {"causal": bounds.causal, "window": bounds.window, "softcap": scores.softcap}
     return Visible(operands, attributes)
+
+
+_Steps = list[Hiding | Added]
 
 
 class _Division:
@@ -67,49 +75,53 @@ class _Division:
 
     def __init__(self, editor: Editor, reader: Reader, scores: Scores, groups: Groups) -> None:
         self.editor, self.reader, self.groups = editor, reader, groups
-        self.hidings = [hiding for hiding in scores.hidings if _says_something(hiding.mask)]
-        self.choices = [item for item in scores.added if item.choice is not None]
-        self.others = [item for item in scores.added if item.choice is None]
+        self.steps = [step for step in scores.steps if _says_something(step)]
+        self.pairs = [(s, pair) for s in self.steps if (pair := mask_and_fill(s)) is not None]
 
-    def divide(self) -> tuple[list[Test], list[Hiding], list[Added]] | None:
-        pairs = [(hiding.mask, hiding.fill) for hiding in self.hidings]
-        pairs += [(item.choice.mask, item.choice.no) for item in self.choices if item.choice]
-        if any(mask.never for mask, _ in pairs) or self._gives_nan(pairs):
+    def divide(self) -> tuple[list[Test], _Steps] | None:
+        """The tests, and the steps that become the bias (the last first)."""
+        if any(mask.never for _, (mask, _) in self.pairs) or self._gives_nan():
             return None
-        everything = [test for mask, _ in pairs for test in mask.tests]
-        infinite = [fill == -math.inf for _, fill in pairs]
+        infinite = [fill == -math.inf for _, (_, fill) in self.pairs]
         if all(infinite):
             return self._infinite()
-        if self._all_see_a_key(everything):
-            return everything, [], self.others
-        if any(infinite):
-            return None
-        return [], self.hidings, [*self.choices, *self.others]
+        if self._all_see_a_key():
+            others = [step for step in self.steps if mask_and_fill(step) is None]
+            return [test for _, (mask, _) in self.pairs for test in mask.tests], others
+        return None if any(infinite) else ([], self.steps)
 
-    def _gives_nan(self, pairs: Sequence[tuple[Mask, float]]) -> bool:
+    def _gives_nan(self) -> bool:
         """Whether -inf certainly hides every key from some query."""
-        tests = [test for mask, fill in pairs if fill == -math.inf for test in mask.tests]
+        hidden = [mask for _, (mask, fill) in self.pairs if fill == -math.inf]
+        tests = [test for mask in hidden for test in mask.tests]
         return never_sees_a_key(read_bounds(self.reader, tests, self.groups))
 
-    def _infinite(self) -> tuple[list[Test], list[Hiding], list[Added]]:
-        tests = [test for hiding in self.hidings for test in hiding.mask.tests]
-        kept = list(self.others)
-        for item in self.choices:
-            found = item.choice.mask.tests if item.choice else ()
-            if read_bounds(self.reader, found, self.groups).rest:
-                kept.append(item)  # it is a bias already
+    def _infinite(self) -> tuple[list[Test], _Steps]:
+        tests: list[Test] = []
+        kept: _Steps = []
+        for step in self.steps:
+            pair = mask_and_fill(step)
+            bounded = pair is not None and not self._rest(pair[0])
+            if pair is not None and (isinstance(step, Hiding) or bounded):
+                tests += pair[0].tests
             else:
-                tests += found
-        return tests, [], kept
+                kept.append(step)  # an addition is a bias already
+        return tests, kept
 
-    def _all_see_a_key(self, tests: Sequence[Test]) -> bool:
+    def _rest(self, mask: Mask) -> list[Test]:
+        return read_bounds(self.reader, mask.tests, self.groups).rest
+
+    def _all_see_a_key(self) -> bool:
+        tests = [test for _, (mask, _) in self.pairs for test in mask.tests]
         bounds = read_bounds(self.reader, tests, self.groups)
-        moderate = all(_is_fixed(self.editor, item.view.value) for item in self.others)
+        others = [step for step in self.steps if mask_and_fill(step) is None]
+        moderate = all(isinstance(s, Added) and _is_fixed(self.editor, s.view.value) for s in others)
         return moderate and not bounds.rest and sees_a_key(bounds, self.groups)
 
 
-def _says_something(mask: Mask) -> bool:
-    return bool(mask.tests) or mask.never
+def _says_something(step: Hiding | Added) -> bool:
+    pair = mask_and_fill(step)
+    return pair is None or bool(pair[0].tests) or pair[0].never
 
 
 def _is_fixed(editor: Editor, value: Value) -> bool:
@@ -149,29 +161,35 @@ class _Builder:
 
     def mask(self, tests: Sequence[Test]) -> Value | None:
         total: Value | None = None
-        for test in tests:
-            value = self._laid_out(test.view)
-            if not test.wanted:
+        for view, wanted in dict.fromkeys((test.view, test.wanted) for test in tests):
+            assert view is not None, "decide_visible refuses these"
+            value = self._laid_out(view)
+            if not wanted:
                 (value,) = self.editor.add("lax.not", value)
             total = value if total is None else binary(self.editor, "lax.and", total, value)
         return total
 
-    def bias(self, hidings: Sequence[Hiding], added: Sequence[Added]) -> Value | None:
-        parts = [self._hiding(hiding) for hiding in hidings]
-        parts += [self._addition(item) for item in added]
+    def bias(self, steps: Sequence[Hiding | Added]) -> Value | None:
+        """The sum of what is added to a score, the smallest number where it is hidden."""
         total: Value | None = None
-        for part in parts:
-            total = part if total is None else binary(self.editor, "lax.add", total, part)
+        for step in reversed(steps):
+            if isinstance(step, Hiding):
+                total = self._hidden(step, total)
+            else:
+                value = self._addition(step)
+                total = value if total is None else binary(self.editor, "lax.add", total, value)
         return total
 
-    def _hiding(self, hiding: Hiding) -> Value:
-        """0 where scores are kept, else the smallest float32."""
-        kept = self.mask(hiding.mask.tests)
+    def _hidden(self, step: Hiding, inner: Value | None) -> Value:
+        """`inner` (or 0) where scores are kept, else a number beside which scores vanish."""
+        kept = self.mask(step.mask.tests)
         assert kept is not None, "masks that say nothing were left out"
-        cases = [
-            full(self.editor, number, "f32", kept.type.shape) for number in (_SMALLEST, 0.0)
-        ]
-        return self.editor.add("lax.select_n", kept, *cases)[0]
+        dtype = inner.type.dtype if inner is not None else "f32"
+        inner = inner if inner is not None else full(self.editor, 0.0, dtype, (1, 1, 1, 1))
+        shape = np.broadcast_shapes(kept.type.shape, inner.type.shape)
+        kept, inner = (broadcast(self.editor, v, shape, (0, 1, 2, 3)) for v in (kept, inner))
+        fill = step.fill if step.fill <= _ABSORBING else _SMALLEST
+        return self.editor.add("lax.select_n", kept, full(self.editor, fill, dtype, shape), inner)[0]
 
     def _addition(self, item: Added) -> Value:
         value = self._laid_out(item.view)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from tkcc.ir.attributes import Dense
 from tkcc.ir.graph import Function, Node, Value
 from tkcc.ir.hashing import node_key
 from tkcc.ir.rewrite.editor import Editor
@@ -77,3 +80,52 @@ def _without(region: Function, branch: int, shared: list[list[Node]]) -> Functio
     gone = {node.results[0] for node in dropped}
     nodes = tuple(node for node in region.nodes if node.results[0] not in gone)
     return Function((*region.inputs, *extra), nodes, region.outputs)
+
+
+MAX_UNROLLED_NODES = 20_000
+
+
+@node_rule("scan")
+def unroll_layers(editor: Editor, node: Node) -> Replacement | None:
+    """Lay a scan out whole, with each layer's parameters kept as arrays of their own.
+
+    A loop over stacked weights copies a slice of them in every iteration on some backends; here
+    the slices are made once, in prepare.
+    """
+    length, body = node.attribute("length"), node.regions[0]
+    if node.attribute("reverse") or length * len(body.nodes) > MAX_UNROLLED_NODES or not length:
+        return None
+    consts, carry = node.attribute("consts"), node.attribute("carry")
+    state = list(node.operands[consts : consts + carry])
+    stacked: list[list[Value]] = [[] for _ in node.results[carry:]]
+    for layer in range(length):
+        slices = [_row(editor, value, layer) for value in node.operands[consts + carry :]]
+        inputs = (*node.operands[:consts], *state, *slices)
+        outputs = _inlined(editor, body, dict(zip(body.inputs, inputs, strict=True)))
+        state = outputs[:carry]
+        for rows, value in zip(stacked, outputs[carry:], strict=True):
+            rows.append(value)
+    made = [*state, *(editor.add("stack", *rows)[0] for rows in stacked)]
+    return dict(zip(node.results, made, strict=True))
+
+
+def _row(editor: Editor, value: Value, layer: int) -> Value:
+    """Row `layer` of a stacked value; of a parameter, as a parameter of its own."""
+    index = editor.add("constant", attributes={"value": Dense.of(np.int32(layer))})[0]
+    row = editor.add("take_row", value, index)[0]
+    return editor.add("prepared", row)[0] if editor.is_parameter(value) else row
+
+
+def _inlined(editor: Editor, body: Function, place: dict[Value, Value]) -> list[Value]:
+    """The body's nodes once more, on the values that `place` gives for its inputs."""
+    for node in body.nodes:
+        results = editor.add(
+            node.op,
+            *(place[value] for value in node.positional),
+            optional={key: place[node.optional(key)] for key in node.keys},  # type: ignore[index]
+            attributes=dict(node.attributes),
+            regions=node.regions,
+            source=node.source,
+        )
+        place.update(zip(node.results, results, strict=True))
+    return [place[value] for value in body.outputs]

@@ -87,8 +87,7 @@ def _read(
         keys=keys,
         channels=channels,
         outputs=tuple(digit for digit in flat(v.dims) if digit not in rows.axes),
-        tests=[test for hiding in scores.hidings for test in hiding.mask.tests]
-        + [test for added in scores.added if added.choice for test in added.choice.mask.tests],
+        tests=scores.tests,
     )
     return None if groups is None else _Plain(q, k, v, groups, scores, found.rounded)
 

@@ -37,15 +37,15 @@ from tkcc.ir.types import is_key_dtype, type_of
 class Constants:
     """Closed-over arrays: small ones become constant nodes, large ones parameters."""
 
-    def __init__(self, prefix: str = "const", taken: Collection[str] = ()) -> None:
-        self.prefix, self.taken = prefix, taken
+    def __init__(self, taken: Collection[str] = ()) -> None:
+        self.taken = taken  # names of other inputs
         self.values: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []  # keeps ids valid
 
     def name(self, array: Any) -> str:
         if id(array) not in self._names:
-            names = (f"{self.prefix}{number}" for number in itertools.count(len(self.values)))
+            names = (f"const{number}" for number in itertools.count(len(self.values)))
             name = next(n for n in names if n not in self.taken and n not in self.values)
             self._names[id(array)] = name
             self._kept.append(array)

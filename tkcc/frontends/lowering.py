@@ -61,12 +61,16 @@ def lower(
 def lower_functions(
     calls: Mapping[str, Call], *, name: str | None = None, recognise: bool = True
 ) -> Module:
-    """One module of several functions (`prefill`, `decode`) that share parameters by name."""
-    values: dict[str, Any] = {}
-    functions = {}
-    for key, call in calls.items():
-        functions[key], found = _trace(call, f"{key}.const" if len(calls) > 1 else "const")
-        values.update(found)
+    """One module of several functions (`prefill`, `decode`) that share parameters by name.
+
+    An array that several functions close over is one parameter, too.
+    """
+    flat = {key: _flatten(call) for key, call in calls.items()}
+    leaves = [leaf for _, found in flat.values() for leaf in found]
+    constants = Constants(taken={leaf.name for leaf in leaves})
+    functions = {key: _trace(call, *flat[key], constants) for key, call in calls.items()}
+    values = {leaf.name: leaf.value for leaf in leaves if leaf.role == PARAMETER}
+    values.update(constants.values)
     title = name or _title(next(iter(calls.values())).target)
     module = Module(functions, title, {k: v for k, v in values.items() if _is_array(v)})
     _ = module.parameters, module.state  # raises if the functions disagree on a type
@@ -97,12 +101,17 @@ class _Leaf:
     argument: str = ""
 
 
-def _trace(call: Call, prefix: str) -> tuple[Function, dict[str, Any]]:
+def _flatten(call: Call) -> tuple[Callable[..., Any], list[_Leaf]]:
+    """The target as a function of flat inputs, and these."""
     pure = functional(call.target)
-    if pure is not None:
-        flat, leaves, tree = _nnx_inputs(pure, call)
-    else:
-        flat, leaves, tree = _plain_inputs(call)
+    flat, leaves = _plain_inputs(call) if pure is None else _nnx_inputs(pure, call)
+    _check_names(leaves)
+    return flat, leaves
+
+
+def _trace(
+    call: Call, flat: Callable[..., Any], leaves: Sequence[_Leaf], constants: Constants
+) -> Function:
     structs = [_struct(leaf) for leaf in leaves]
     try:
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*structs)
@@ -111,13 +120,10 @@ def _trace(call: Call, prefix: str) -> tuple[Function, dict[str, Any]]:
             f"the function cannot be traced: {str(error).splitlines()[0]}",
             remedy="it must be a pure JAX function of its arguments",
         ) from error
-    _check_names(leaves)
-    constants = Constants(prefix, taken={leaf.name for leaf in leaves})
     function = _import(closed, leaves, constants)
     states = _in_order([leaf for leaf in leaves if leaf.role == STATE], call.state)
     function = _with_outputs(function, shape, states, call)
-    held = {leaf.name: leaf.value for leaf in leaves if leaf.role == PARAMETER}
-    return remove_dead(_drop_unused_parameters(function)), {**held, **constants.values}
+    return remove_dead(_drop_unused_parameters(function))
 
 
 def _check_names(leaves: Sequence[_Leaf]) -> None:
@@ -172,7 +178,7 @@ def _drop_unused_parameters(function: Function) -> Function:
     )
 
 
-def _nnx_inputs(pure: Functional, call: Call) -> tuple[Callable[..., Any], list[_Leaf], Any]:
+def _nnx_inputs(pure: Functional, call: Call) -> tuple[Callable[..., Any], list[_Leaf]]:
     names = _argument_names(call.target, len(call.args))
     argument_leaves, tree = _argument_leaves(call, names)
     parameters = [_Leaf(PARAMETER, name, value) for name, value in pure.parameters.items()]
@@ -187,10 +193,10 @@ def _nnx_inputs(pure: Functional, call: Call) -> tuple[Callable[..., Any], list[
         outputs, changed = pure.call(held, state, *args)
         return outputs, [changed[name] for name in pure.state]
 
-    return flat, leaves, tree
+    return flat, leaves
 
 
-def _plain_inputs(call: Call) -> tuple[Callable[..., Any], list[_Leaf], Any]:
+def _plain_inputs(call: Call) -> tuple[Callable[..., Any], list[_Leaf]]:
     linen = linen_call(call.target)
     target = linen or call.target
     if not callable(target):
@@ -203,7 +209,7 @@ def _plain_inputs(call: Call) -> tuple[Callable[..., Any], list[_Leaf], Any]:
         call = dataclasses.replace(call, parameters=(*call.parameters, "variables"))
         names = ["variables", *[f"arg{i}" for i in range(1, len(call.args))]]
     leaves, tree = _argument_leaves(call, names)
-    return lambda *values: (target(*jax.tree.unflatten(tree, values)), []), leaves, tree
+    return lambda *values: (target(*jax.tree.unflatten(tree, values)), []), leaves
 
 
 def _argument_names(target: Any, count: int) -> list[str]:

@@ -12,7 +12,7 @@ from tkcc.candidate import Candidate, Workload
 from tkcc.ir.errors import BackendError
 from tkcc.ir.hashing import module_hash
 from tkcc.optimize.correctness import Reference, Verdict, check, references
-from tkcc.optimize.search import Move, Proposal, apply_move, moves
+from tkcc.optimize.search import Move, Proposal, join, moves
 from tkcc.optimize.session import Session
 from tkcc.optimize.timing import Comparison, compare
 
@@ -175,7 +175,7 @@ class Optimizer:
         best = alone[order[0]]
         if best is None or best.outcome != "faster":
             return
-        proposal = apply_move(self.incumbent, order[0])
+        proposal = join(self.session.module, self.incumbent, order[0])
         assert proposal is not None
         assert best.speedup is not None
         self._adopt(proposal, self.session.compile(proposal.module), best.speedup)
@@ -202,7 +202,7 @@ class Optimizer:
         """From a move to a verdict against `rival`; nothing if there is nothing new to try."""
         seconds: dict[str, float] = {}
         with _Stopwatch(seconds, "rewrite"):
-            proposal = apply_move(base, move)
+            proposal = join(self.session.module, base, move)
         if proposal is None or proposal.hash in self.tried or proposal.hash == base.hash:
             return None, None, None
         against = base.candidate("", self.workload, "").title()

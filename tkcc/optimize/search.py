@@ -10,7 +10,7 @@ from typing import Any
 from tkcc.candidate import Candidate, Step, Workload, extend
 from tkcc.ir.graph import Module
 from tkcc.ir.hashing import module_hash
-from tkcc.ir.rewrite.rule import EXACT, Rule, all_rules
+from tkcc.ir.rewrite.rule import EXACT, NodeRule, Rule, all_rules
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,14 +41,19 @@ class Move:
 
 
 def moves(approximate: bool) -> list[Move]:
-    """Every rule with every choice of options. Groups are left out: on the general path they
-    change nothing, and kernels that would use them are chosen by a schedule."""
-    found = []
+    """Every rule with every choice of options, those that are likely to matter most first.
+
+    Rules over loops and whole modules move the most bytes, so they come first; further choices of
+    an option come last. Groups are left out: on the general path they change nothing, and kernels
+    that would use them are chosen by a schedule.
+    """
+    found: list[tuple[int, bool, Move]] = []
     for name, rule in all_rules("rewrite").items():
         if name.startswith("group_") or (rule.kind != EXACT and not approximate):
             continue
-        found += [Move(name, choice) for choice in _choices(rule)]
-    return found
+        small = isinstance(rule, NodeRule) and "scan" not in rule.roots
+        found += [(number, small, Move(name, c)) for number, c in enumerate(_choices(rule))]
+    return [move for _, _, move in sorted(found, key=lambda item: item[:2])]
 
 
 def _choices(rule: Rule) -> Iterator[tuple[tuple[str, Any], ...]]:
@@ -57,7 +62,24 @@ def _choices(rule: Rule) -> Iterator[tuple[tuple[str, Any], ...]]:
         yield tuple(zip(keys, values, strict=True))
 
 
-def apply_move(base: Proposal, move: Move) -> Proposal | None:
-    """The proposal with one more rule, or None if the rule does not apply there."""
-    module, step = extend(base.module, move.rule, dict(move.options))
+def join(baseline: Module, base: Proposal, move: Move) -> Proposal | None:
+    """`base` with one more rule: after its steps, or else before them; None if it fits nowhere.
+
+    Some rules fit only before others: a cache cannot be carried through a loop that is gone.
+    """
+    return _append(base, move.rule, dict(move.options)) or _prepend(baseline, base, move)
+
+
+def _append(base: Proposal, rule: str, options: dict[str, Any]) -> Proposal | None:
+    module, step = extend(base.module, rule, options)
     return None if step is None else Proposal(module, (*base.steps, step))
+
+
+def _prepend(baseline: Module, base: Proposal, move: Move) -> Proposal | None:
+    """The rule first, then the rules of `base` again, each wherever it fires now."""
+    proposal = _append(Proposal(baseline, ()), move.rule, dict(move.options))
+    for step in base.steps:
+        if proposal is None:
+            return None
+        proposal = _append(proposal, step.rule, dict(step.options))
+    return proposal if base.steps else None

@@ -9,7 +9,8 @@ reads the small form. Two refinements:
 
 * small results (up to 1 MiB, and to 1 % of all parameters) move even if they grow: the bytes do
   not matter, the fewer nodes do;
-* views (reshape, broadcast, ...) at the border stay: moving them saves no work.
+* views (reshape, broadcast, ...) at the border stay: moving them saves no work;
+* a `prepared` op's result moves whatever its size: whoever put it there asked for that.
 
 What the step reads of a parameter for other reasons does not count, since it is read anyway.
 """
@@ -22,6 +23,7 @@ from tkcc.ir.graph import Node, Value
 from tkcc.ir.passes.hoisting.cut import smallest_cut
 from tkcc.ir.passes.hoisting.flow import VIEWS, ParameterFlow
 
+PREPARED = "prepared"
 SMALL_BYTES = 1 << 20
 SMALL_PART = 100  # of all parameters' bytes
 
@@ -43,6 +45,8 @@ def _cut(flow: ParameterFlow) -> set[Value]:
         for value in node.results
     )
     weights = {array: flow.bytes(array) for array in arrays}
+    asked = [node.results[0] for node in flow.nodes if node.op == PREPARED]
+    weights.update(dict.fromkeys(asked, 0))
     return smallest_cut(weights, edges, flow.originals, flow.read - flow.originals)
 
 

@@ -244,7 +244,9 @@ LIBRARIES = {
     "jax": lambda q, k, v, a: jax.nn.dot_product_attention(q, k, v, mask=a),
     "nnx": lambda q, k, v, a: nnx.dot_product_attention(q, k, v, mask=a),
     "linen": lambda q, k, v, a: flax.linen.dot_product_attention(q, k, v, mask=a),
-    "where": lambda q, k, v, a: attend(lambda x: jnp.where(a, x, LEAST))[0](q, k, v),
+    "where": lambda q, k, v, a: attend(
+        lambda x: jnp.where(a, x, jnp.finfo(x.dtype).min)
+    )[0](q, k, v),
 }
 
 

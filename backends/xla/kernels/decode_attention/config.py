@@ -146,7 +146,8 @@ def schedules(
         if refuses(q, k, v, layout=layout, config=config, platform=platform) is None:
             found.setdefault(tiles_of(sizes, config), config)
     order = cheapest_first(found, lambda tiles: traffic_of(tiles, itemsize_of(k.dtype)))
-    return [found[tiles] for tiles in order]
+    # Where merging is held, XLA copies the cache for the others.
+    return [found[tiles] for tiles in sorted(order, key=lambda tiles: not tiles.merged)]
 
 
 def traffic_of(tiles: Tiles, itemsize: int) -> Traffic:

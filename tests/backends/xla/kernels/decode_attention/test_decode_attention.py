@@ -168,9 +168,11 @@ def test_merging_is_refused_where_key_heads_fill_no_tile() -> None:
 
 
 def test_the_first_schedule_merges_wherever_that_is_held() -> None:
-    eight = shapes_of(*Case(2, 1, 2048, 8, 8, 64).operands(jnp.bfloat16)[:3])
+    shapes = ((4, 1, 32, 128), (4, 8192, 8, 128), (4, 8192, 8, 128))
+    eight = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     five = shapes_of(*Case(2, 1, 2048, 5, 5, 64).operands(jnp.bfloat16)[:3])
-    assert schedules(*eight, platform="tpu-v6e")[0].merge_heads
+    for platform in ("tpu-v4", "tpu-v6e", "cpu"):
+        assert schedules(*eight, platform=platform)[0].merge_heads
     assert not any(config.merge_heads for config in schedules(*five, platform="tpu-v6e"))
 
 
