@@ -157,7 +157,7 @@ def _nearest(name: str) -> str:
 
     from tkcc.ir.lax_op import primitive_names
 
-    known = [*_REGISTRY, *(f"lax.{item}" for item in primitive_names())]
+    known = {*_REGISTRY, *(f"lax.{item}" for item in primitive_names())}
     return " or ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.4)) or "nothing near"
 
 

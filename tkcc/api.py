@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tkcc.backends.base import Program, Schedule, Target, get_backend
+from tkcc.backends.xla.platform import select_platforms
 from tkcc.candidate import Candidate
 from tkcc.comparison import Table, compare_targets
 from tkcc.frontends.lowering import Call, lower, lower_functions
@@ -15,6 +16,8 @@ from tkcc.language import StepShape
 from tkcc.optimize.run import Observer, Optimizer, Plan, Result
 from tkcc.optimize.session import Session
 from tkcc.workloads import load_language
+
+select_platforms()  # before a user's arrays start JAX: no noise from a libtpu without a TPU
 
 __all__ = [
     "Call",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tkcc.backends.xla.platform import select_platforms
 from tkcc.candidate import Workload
 from tkcc.files import read_text
 from tkcc.ir.errors import TkccError
@@ -50,6 +51,7 @@ def load_language(
     name: str, shape: StepShape, dtype: str = "float32", progress: Progress | None = None
 ) -> Language:
     """A built-in model with real weights. Raises ModelError if it cannot be had."""
+    select_platforms()  # before JAX is used: no noise from a libtpu without a TPU
     loaded = registry.load(name, dtype, progress=progress)
     module = lower_language_model(loaded.module, shape, name=name)
     workload = Workload(
@@ -67,6 +69,7 @@ def load_module(
     the attribute is a Module or a function without arguments that returns one (that code is
     yours: it is imported and run). Raises TkccError.
     """
+    select_platforms()
     if name in registry.names():
         model = registry.abstract(name, dtype)
         return lower_language_model(model, shape, name=name, recognise=recognise)

@@ -162,20 +162,30 @@ def _layout(node: Node, made: _Definitions) -> _Result:
     """The shortest chain of layout ops with the same meaning."""
     if node.op == "lax.reshape" and node.attribute("dimensions") is not None:
         return None
-    reader = Reader(made.get)
-    whole = reader.view(node.results[0])
-    define = {**{}, node.results[0]: node}
-    reader.define = lambda value: define.get(value) or made.get(value)
-    result = View(node.results[0], whole.dims)
-    view: View | None = reader.back(result)
+    before = made.get(node.operands[0])
+    if node.op == "lax.reshape" and before is not None and before.op == "lax.reshape":
+        return _reshaped(before, node) if before.attribute("dimensions") is None else None
+    return _by_axes(node, made)
+
+
+def _reshaped(before: Node, node: Node) -> Value | list[Node]:
+    first, shape = before.operands[0], node.results[0].type.shape
+    return first if first.type.shape == shape else [_reshape(first, shape)]
+
+
+def _by_axes(node: Node, made: _Definitions) -> _Result:
+    """One op from as far back as named axes can be followed."""
+    result = node.results[0]
+    reader = Reader(lambda value: node if value is result else made.get(value))
+    whole = reader.view(result)
     best: _Result = None
-    steps = 0
+    view = reader.back(whole)
+    first = True
     while view is not None:
-        steps += 1
         shortest = _shortest(view, reader.axes.resolve(whole.dims), node)
-        if shortest is not None and (steps > 1 or not _is(shortest, node)):
+        if shortest is not None and not (first and _is(shortest, node)):
             best = shortest
-        view = reader.back(view)
+        view, first = reader.back(view), False
     return best
 
 

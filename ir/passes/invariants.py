@@ -13,14 +13,44 @@ from tkcc.ir.graph import PARAMETER, Function, Module, Node, Value, fresh_like
 from tkcc.ir.op import build
 from tkcc.ir.passes.clean import each_function, remove_dead, with_operands
 
-_TELLING = frozenset("lax.cos lax.sin lax.lt lax.le lax.gt lax.ge lax.eq lax.select_n".split())
-_CHEAP = _TELLING | frozenset(
-    "constant lax.iota lax.add lax.sub lax.mul lax.div lax.neg lax.pow lax.exp lax.and lax.or "
-    "lax.not lax.ne lax.convert_element_type lax.reshape lax.broadcast_in_dim lax.transpose "
-    "lax.squeeze lax.concatenate lax.stack lax.slice lax.dynamic_slice lax.dot_general "
-    "lax.gather lax.complex lax.real lax.imag lax.integer_pow lax.max lax.min".split()
+_TELLING = frozenset(
+    ["lax.cos", "lax.sin", "lax.lt", "lax.le", "lax.gt", "lax.ge", "lax.eq", "lax.select_n"]
 )
-_TRIVIAL = frozenset("constant lax.iota lax.broadcast_in_dim lax.reshape".split())
+_CHEAP = _TELLING | frozenset(
+    [
+        "constant",
+        "lax.iota",
+        "lax.add",
+        "lax.sub",
+        "lax.mul",
+        "lax.div",
+        "lax.neg",
+        "lax.pow",
+        "lax.exp",
+        "lax.and",
+        "lax.or",
+        "lax.not",
+        "lax.ne",
+        "lax.convert_element_type",
+        "lax.reshape",
+        "lax.broadcast_in_dim",
+        "lax.transpose",
+        "lax.squeeze",
+        "lax.concatenate",
+        "lax.stack",
+        "lax.slice",
+        "lax.dynamic_slice",
+        "lax.dot_general",
+        "lax.gather",
+        "lax.complex",
+        "lax.real",
+        "lax.imag",
+        "lax.integer_pow",
+        "lax.max",
+        "lax.min",
+    ]
+)
+_TRIVIAL = frozenset(["constant", "lax.iota", "lax.broadcast_in_dim", "lax.reshape"])
 _LARGEST_CONE = 60  # nodes
 _SMALL = 1 << 16  # elements; larger things that parameters alone give stay where they are
 

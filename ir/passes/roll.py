@@ -18,11 +18,17 @@ from collections.abc import Collection
 from tkcc.ir.graph import Function, Module, Node, Value
 from tkcc.ir.passes.clean import remove_dead
 from tkcc.ir.passes.rolling.apply import apply_plan
-from tkcc.ir.passes.rolling.periods import find_runs
+from tkcc.ir.passes.rolling.periods import Run, find_runs
 from tkcc.ir.passes.rolling.plan import Plan, Sequenced, plans_for
 from tkcc.ir.passes.rolling.rows import undo_restacking
 from tkcc.ir.passes.rolling.state import merge_states, unmerged_states
-from tkcc.ir.passes.rolling.symbols import SymbolTable, early_nodes, literals, share_early
+from tkcc.ir.passes.rolling.symbols import (
+    SymbolTable,
+    early_nodes,
+    literals,
+    share_early,
+    with_distances,
+)
 
 
 def roll(module: Module, *, minimum: int = 2) -> Module:
@@ -78,7 +84,9 @@ def _plans(
     symbol = lambda node: table.number(node, literal)  # noqa: E731
     invariant = _computed_from(function, shared, literal)
     given = Sequenced(function, sequence, early, symbol, literal, invariant)
-    return plans_for(given, find_runs([symbol(node) for node in sequence]), minimum)
+    symbols = [symbol(node) for node in sequence]
+    runs = {*find_runs(symbols), *find_runs(with_distances(sequence, symbols))}
+    return plans_for(given, sorted(runs, key=Run.order), minimum)
 
 
 def _computed_from(

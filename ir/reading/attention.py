@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.reading.axes import Dim, Dims
 from tkcc.ir.reading.dots import plain_precision, read_dot
 from tkcc.ir.reading.masks import Choice, Mask, Test, opposite, read_choice, read_mask
 from tkcc.ir.reading.views import Reader, View, holds_all
+from tkcc.ir.rewrite.editor import Editor
 
 # What is added to (or put in the place of) a score at most that large makes its weight zero:
 # exp(x) is 0 in float32 below -104, and scores are far smaller than this. -65504 is float16's.

@@ -132,4 +132,6 @@ def sees_a_key(bounds: Bounds, groups: Groups) -> bool:
 def never_sees_a_key(bounds: Bounds) -> bool:
     """Whether some query certainly sees no key: its position is known and negative."""
     positions = bounds.positions
-    return bounds.causal and positions is not None and positions.smallest() < 0 and not positions.bases
+    return (
+        bounds.causal and positions is not None and positions.smallest() < 0 and not positions.bases
+    )

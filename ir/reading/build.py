@@ -9,10 +9,10 @@ import numpy as np
 
 from tkcc.ir.attributes import Dense, DType
 from tkcc.ir.graph import Value
-from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.reading.axes import Dim, flat, size_of
 from tkcc.ir.reading.forms import Form
 from tkcc.ir.reading.views import View
+from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.types import jax_dtype
 
 
@@ -31,9 +31,7 @@ def reshape(editor: Editor, value: Value, shape: Sequence[int]) -> Value:
 def transpose(editor: Editor, value: Value, permutation: Sequence[int]) -> Value:
     if list(permutation) == list(range(value.type.rank)):
         return value
-    return editor.add(
-        "lax.transpose", value, attributes={"permutation": tuple(permutation)}
-    )[0]
+    return editor.add("lax.transpose", value, attributes={"permutation": tuple(permutation)})[0]
 
 
 def broadcast(editor: Editor, value: Value, shape: Sequence[int], places: Sequence[int]) -> Value:
@@ -131,9 +129,7 @@ def _expand(
                 sizes.append(digit.size)
             shape.append(digit.size if digit in have or repeated else 1)
     spread = broadcast(editor, reshape(editor, value, sizes), shape, places)
-    final = [
-        size_of(dim) if everything or any(d in have for d in dim) else 1 for dim in target
-    ]
+    final = [size_of(dim) if everything or any(d in have for d in dim) else 1 for dim in target]
     return reshape(editor, spread, final)
 
 

@@ -73,8 +73,10 @@ def piece(reader: Reader, view: View) -> View | None:
     if node.op == "lax.stack":
         axis = node.attribute("axis")
         number = _only_fixed(dims[axis])
-        return None if number is None else View(
-            node.operands[number], (*dims[:axis], *dims[axis + 1 :])
+        return (
+            None
+            if number is None
+            else View(node.operands[number], (*dims[:axis], *dims[axis + 1 :]))
         )
     if node.op == "lax.concatenate":
         return _concatenated(reader, node, dims)

@@ -260,4 +260,3 @@ _STEPS: dict[str, Callable[[Reader, Node, View, int], Form | None]] = {
     "lax.slice": _slice,
     "lax.dynamic_slice": _slice,
 }
-

@@ -34,7 +34,9 @@ def find_groups(
     shared = k.axes - axes_in((keys, channels))
     if shared != v.axes - axes_in((keys, outputs)) or not _distinct(k, v):
         return None
-    own = [d for d in flat(q.dims) if isinstance(d, Axis) and d not in shared | axes_in((channels,))]
+    own = [
+        d for d in flat(q.dims) if isinstance(d, Axis) and d not in shared | axes_in((channels,))
+    ]
     if axes_in((keys,)) & set(own):
         return None
     batch = _batch(q, shared)
@@ -90,12 +92,9 @@ def _beside_heads(q: View, left: list[Axis], heads: Dim, scores: View) -> set[Ax
     if not heads:
         order = [d for d in flat(scores.dims[:-1]) if d in left]
         return {d for d in order[:-1] if isinstance(d, Axis)}
-    merged = {
-        d for dim in q.dims if set(dim) & set(heads) for d in dim if d in left and d is not None
-    }
-    beside = {d for d in merged if isinstance(d, Axis)}
-    if beside or len(left) < 2:
-        return beside
-    order = [d for d in flat(q.dims) if d in left or d in heads]
-    after = order.index(heads[-1]) + 1
-    return {d for d in order[after : after + 1] if d in left and isinstance(d, Axis)}
+    merged = axes_in(dim for dim in q.dims if set(dim) & set(heads)) & set(left)
+    if merged or len(left) < 2:
+        return merged
+    following = [d for d in flat(q.dims) if d in left or d in heads]
+    after = following.index(heads[-1]) + 1
+    return axes_in((tuple(following[after : after + 1]),)) & set(left)

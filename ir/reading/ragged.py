@@ -185,5 +185,3 @@ class RaggedReader:
         """Whether two views are layouts of one value in one way."""
         one, two = self.reader.base(one), self.reader.base(two)
         return self.reader.resolve(one) == self.reader.resolve(two)
-
-

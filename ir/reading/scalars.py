@@ -15,8 +15,16 @@ Definition = Callable[[Value], Node | None]
 
 _MAX_DEPTH = 8
 _MOVES = frozenset(
-    "lax.reshape lax.broadcast_in_dim lax.transpose lax.squeeze lax.convert_element_type "
-    "lax.copy lax.stop_gradient lax.slice".split()
+    [
+        "lax.reshape",
+        "lax.broadcast_in_dim",
+        "lax.transpose",
+        "lax.squeeze",
+        "lax.convert_element_type",
+        "lax.copy",
+        "lax.stop_gradient",
+        "lax.slice",
+    ]
 )
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "lax.add": lambda a, b: a + b,

@@ -21,9 +21,7 @@ def written_places(reader: Reader, node: Node, updates: Dims) -> list[Form] | No
     windows = [i for i in range(operand.rank) if i not in outside]
     for place, dim in zip(windows, sorted(inside), strict=True):
         forms[place] = index_of(updates[dim])
-    batches = zip(
-        numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True
-    )
+    batches = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     for place, dim in batches:
         forms[place] = index_of(scattered[dim])
     count = len(numbers.scatter_dims_to_operand_dims)

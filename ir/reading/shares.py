@@ -58,9 +58,7 @@ def _summed(reader: Reader, view: View, experts: Dim) -> Chosen | None:
     return None
 
 
-def _where(
-    reader: Reader, node: Node, view: View, choices: Dim, experts: Dim
-) -> Chosen | None:
+def _where(reader: Reader, node: Node, view: View, choices: Dim, experts: Dim) -> Chosen | None:
     test, otherwise, weight = reader.operands(node, view.dims)
     test = reader.base(test)
     equal = reader.node(test)
@@ -80,9 +78,7 @@ def _product(reader: Reader, node: Node, view: View, experts: Dim) -> Chosen | N
     return None
 
 
-def _chosen(
-    reader: Reader, weight: View, ids: View, choices: Dim, experts: Dim
-) -> Chosen | None:
+def _chosen(reader: Reader, weight: View, ids: View, choices: Dim, experts: Dim) -> Chosen | None:
     weights = reader.base(weight, rounding=False)
     if weights.axes & set(experts) or not choices:
         return None

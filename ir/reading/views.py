@@ -64,8 +64,7 @@ def _through_broadcast(axes: Axes, node: Node, view: View) -> Dims | None:
     shape = node.operands[0].type.shape
     places = node.attribute("broadcast_dimensions")
     return tuple(
-        view.dims[place] if size != 1 else ()
-        for size, place in zip(shape, places, strict=True)
+        view.dims[place] if size != 1 else () for size, place in zip(shape, places, strict=True)
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from tkcc.ir.graph import Value
-from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.reading.attention import Added, Hiding, Scores, mask_and_fill
 from tkcc.ir.reading.axes import Dims
 from tkcc.ir.reading.bounds import (
@@ -22,6 +21,7 @@ from tkcc.ir.reading.bounds import (
 from tkcc.ir.reading.build import arrange, binary, broadcast, convert, full, integers
 from tkcc.ir.reading.masks import Mask, Test
 from tkcc.ir.reading.views import Reader, View
+from tkcc.ir.rewrite.editor import Editor
 
 # Added to a score, these give themselves (scores are far below 2^-24 of them): the weight is zero,
 # or all weights are equal where they are added to every score of a query.
@@ -58,8 +58,10 @@ def decide_visible(
         "mask": builder.mask(bounds.rest),
         "bias": builder.bias(steps),
     }
-    attributes = {"causal": bounds.causal, "window": bounds.window, "softcap": scores.softcap}
-    return Visible(operands, attributes)
+    return Visible(
+        operands,
+        {"causal": bounds.causal, "window": bounds.window, "softcap": scores.softcap},
+    )
 
 
 _Steps = list[Hiding | Added]
@@ -115,7 +117,9 @@ class _Division:
         tests = [test for _, (mask, _) in self.pairs for test in mask.tests]
         bounds = read_bounds(self.reader, tests, self.groups)
         others = [step for step in self.steps if mask_and_fill(step) is None]
-        moderate = all(isinstance(s, Added) and _is_fixed(self.editor, s.view.value) for s in others)
+        moderate = all(
+            isinstance(s, Added) and _is_fixed(self.editor, s.view.value) for s in others
+        )
         return moderate and not bounds.rest and sees_a_key(bounds, self.groups)
 
 
@@ -189,7 +193,9 @@ class _Builder:
         shape = np.broadcast_shapes(kept.type.shape, inner.type.shape)
         kept, inner = (broadcast(self.editor, v, shape, (0, 1, 2, 3)) for v in (kept, inner))
         fill = step.fill if step.fill <= _ABSORBING else _SMALLEST
-        return self.editor.add("lax.select_n", kept, full(self.editor, fill, dtype, shape), inner)[0]
+        return self.editor.add("lax.select_n", kept, full(self.editor, fill, dtype, shape), inner)[
+            0
+        ]
 
     def _addition(self, item: Added) -> Value:
         value = self._laid_out(item.view)

@@ -1,17 +1,17 @@
 """Recognise activation functions and gated units.
 
-A value is recognised by what it computes (`tkcc.ir.reading.curves`), so every spelling counts: gelu with
-erf, erfc or tanh, silu as a product, a quotient or with tanh. `lax.tanh` and `lax.logistic` alone
-are names already and stay.
+A value is recognised by what it computes (`tkcc.ir.reading.curves`), so every spelling counts:
+gelu with erf, erfc or tanh, silu as a product, a quotient or with tanh. `lax.tanh` and
+`lax.logistic` alone are names already and stay.
 """
 
 from __future__ import annotations
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.curves import curve_of
 from tkcc.ir.reading.scalars import scalar
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 _CANDIDATES: dict[str, tuple[str, ...]] = {
     "lax.logistic": ("silu",),
@@ -54,7 +54,9 @@ def _after(editor: Editor, node: Node, inputs: list[Value]) -> list[Value]:
             result = user.results[0]
             if user.op not in _ARITHMETIC or result in known or len(found) >= _FURTHEST:
                 continue
-            if result.type == value.type and all(_is_made_of(editor, v, known) for v in user.operands):
+            if result.type == value.type and all(
+                _is_made_of(editor, v, known) for v in user.operands
+            ):
                 known.add(result)
                 found.append(result)
     return found[::-1]

@@ -1,8 +1,8 @@
 """Recognise softmax attention.
 
 The product of probabilities with values is the start; from there the code is read back through
-layout ops in named axes (`tkcc.ir.reading.attention`), so the order of dimensions, repeated or grouped key
-heads, and the place where the scale is applied do not matter.
+layout ops in named axes (`tkcc.ir.reading.attention`), so the order of dimensions, repeated or
+grouped key heads, and the place where the scale is applied do not matter.
 
 The named op keeps scores in float32 until the probabilities are rounded, so roundings of scores to
 bfloat16 on the way disappear; no rounding is added. A query that sees no key gives zeros: where
@@ -17,8 +17,6 @@ from __future__ import annotations
 import dataclasses
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.attention import (
     Probabilities,
     ScoreReader,
@@ -33,6 +31,8 @@ from tkcc.ir.reading.heads import find_groups
 from tkcc.ir.reading.scalars import short
 from tkcc.ir.reading.views import Reader, View, holds_all, origin
 from tkcc.ir.reading.visible import decide_visible
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 
 @dataclasses.dataclass(frozen=True)

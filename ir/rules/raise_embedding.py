@@ -8,12 +8,12 @@ the same.
 from __future__ import annotations
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.build import arrange
 from tkcc.ir.reading.dots import read_dot
 from tkcc.ir.reading.rows import read_one_hot, read_rows
 from tkcc.ir.reading.views import Reader, View
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 
 @node_rule("lax.gather", group="raise")

@@ -7,12 +7,12 @@ A weight is a value that depends on parameters alone; products of two activation
 from __future__ import annotations
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.axes import Dim, Dims, axes_in, flat
 from tkcc.ir.reading.build import arrange
 from tkcc.ir.reading.dots import plain_precision, read_dot
 from tkcc.ir.reading.views import Reader, View, holds_all, widens
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 _ACCUMULATED = ("bf16", "f16", "f32", "f64")
 
@@ -45,9 +45,7 @@ def _exact_dtype(node: Node) -> str | None:
     return result if known and result == wider and plain_precision(node) else None
 
 
-def _linear(
-    editor: Editor, reader: Reader, x: View, w: View, summed: Dim, dims: Dims
-) -> Value:
+def _linear(editor: Editor, reader: Reader, x: View, w: View, summed: Dim, dims: Dims) -> Value:
     stored = reader.base(w)
     x, w = reader.resolve(x), reader.resolve(w)
     w = stored if stored.axes == w.axes else w  # not through a broadcast

@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.axes import Dim, Dims, axes_in, flat
 from tkcc.ir.reading.build import arrange, convert
 from tkcc.ir.reading.dots import read_dot, read_sum
 from tkcc.ir.reading.experts import Experts, read_experts
 from tkcc.ir.reading.shares import Chosen, read_shares
 from tkcc.ir.reading.views import Reader, View
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +47,7 @@ def raise_moe_experts(editor: Editor, node: Node) -> Replacement | None:
     return None
 
 
-def _weighted_outputs(
-    reader: Reader, node: Node, dims: Dims
-) -> list[tuple[View, View, Dim]]:
+def _weighted_outputs(reader: Reader, node: Node, dims: Dims) -> list[tuple[View, View, Dim]]:
     """(outputs, shares, experts) of a sum over experts of outputs * shares."""
     if node.op == "lax.dot_general":
         dot = read_dot(reader, node, dims)
@@ -64,7 +62,8 @@ def _weighted_outputs(
         return []
     left, right = reader.operands(times, product.dims)
     return [
-        (reader.base(one, widening=True), two, experts) for one, two in ((left, right), (right, left))
+        (reader.base(one, widening=True), two, experts)
+        for one, two in ((left, right), (right, left))
     ]
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from tkcc.ir.graph import Node
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.raise_moe import build_experts, rounded_result
 from tkcc.ir.reading.axes import Dim, Dims, size_of
 from tkcc.ir.reading.dots import read_sum
 from tkcc.ir.reading.experts import Experts
@@ -14,6 +11,9 @@ from tkcc.ir.reading.rows import read_rows
 from tkcc.ir.reading.scatters import written_places
 from tkcc.ir.reading.shares import Chosen
 from tkcc.ir.reading.views import Reader, View
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
+from tkcc.ir.rules.raise_moe import build_experts, rounded_result
 
 
 @node_rule("lax.reduce_sum", group="raise")
@@ -114,7 +114,9 @@ def raise_moe_experts_segments(editor: Editor, node: Node) -> Replacement | None
         base = reader.base(output, widening=True)
         ragged = RaggedReader(reader, editor.is_parameter)
         found = ragged.read(base.value, choices) if base.dims == updates.dims else None
-        if found is not None and _lands_on_tokens(reader, node, updates.dims, ragged, found, choices):
+        if found is not None and _lands_on_tokens(
+            reader, node, updates.dims, ragged, found, choices
+        ):
             return _from_sorted(editor, reader, node, found, weight, choices)
     return None
 
@@ -148,5 +150,3 @@ def _from_sorted(
     rows = (*tokens, *chosen)
     weights = reader.base(View(gather.operands[0], (rows,)))
     return _replacement(editor, reader, node, found, rows, weights, chosen, dims)
-
-

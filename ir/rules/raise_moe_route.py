@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.build import reshape
 from tkcc.ir.reading.dots import read_sum, reduces_last
 from tkcc.ir.reading.rows import reads_along
 from tkcc.ir.reading.scalars import short
 from tkcc.ir.reading.views import Reader, origin
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 _MOVES = ("lax.reshape", "lax.transpose", "lax.convert_element_type")
 _SCORINGS = {"softmax": "softmax", "lax.logistic": "sigmoid"}
@@ -156,5 +156,3 @@ def _route(
         end: reshape(editor, weights, shape),
         node.results[1]: reshape(editor, ids, shape),
     }
-
-

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from tkcc.ir.graph import Function, Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
-from tkcc.ir.rules.raise_moe import build_experts, rounded_result
 from tkcc.ir.reading.axes import Axis, Dim
 from tkcc.ir.reading.experts import Experts, read_experts
 from tkcc.ir.reading.shares import read_shares
 from tkcc.ir.reading.views import Reader, View
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
+from tkcc.ir.rules.raise_moe import build_experts, rounded_result
 
 
 @node_rule("scan", group="raise")

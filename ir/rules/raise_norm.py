@@ -11,13 +11,13 @@ is added, so the error is never larger.
 from __future__ import annotations
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.axes import Dims
 from tkcc.ir.reading.build import arrange, binary, convert, full
 from tkcc.ir.reading.moments import Moment, read_root
 from tkcc.ir.reading.scalars import short
 from tkcc.ir.reading.views import Reader, View, origin
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 _NORMS = ("rms_normalize", "rms_norm", "layer_norm")
 
@@ -54,7 +54,7 @@ def _normalized(editor: Editor, moment: Moment, dtype: str) -> Value:
 
 @node_rule("lax.mul", group="raise")
 def raise_norm_weight(editor: Editor, node: Node) -> Replacement | None:
-    """A norm without weight, times w over the last axis: rms_norm or layer_norm with w (or 1 + w)."""
+    """A norm without weight, times w over the last axis -> the norm with w (or 1 + w)."""
     reader = Reader(editor.node_of)
     dims = reader.view(node.results[0]).dims
     for side in (0, 1):
@@ -153,6 +153,9 @@ def _plus_one(reader: Reader, weight: View) -> tuple[bool, View]:
     if node is not None and node.op == "lax.add":
         for side in (0, 1):
             other = node.operands[1 - side]
-            if reader.scalar(node.operands[side]) == 1 and other.type.shape == weight.value.type.shape:
+            if (
+                reader.scalar(node.operands[side]) == 1
+                and other.type.shape == weight.value.type.shape
+            ):
                 return True, reader.base(View(other, weight.dims), widening=True)
     return False, weight

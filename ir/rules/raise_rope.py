@@ -9,15 +9,14 @@ and rounds once: roundings of cos and sin to a short float disappear.
 from __future__ import annotations
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.axes import Axis, Dim, Dims, axes_in, flat
 from tkcc.ir.reading.build import arrange, binary, convert, full, integers
 from tkcc.ir.reading.cuts import read_cut
-from tkcc.ir.reading.forms import Form
 from tkcc.ir.reading.rotary import Rotation, read_rotation
 from tkcc.ir.reading.scalars import short
 from tkcc.ir.reading.views import Reader, View, holds_all, widens
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 _SCHEMES = {
     "lax.add": (False, True),
@@ -150,10 +149,10 @@ def raise_rope_partial(editor: Editor, node: Node) -> Replacement | None:
     channels = reader.axes.fresh(node.results[0].type.shape[-1:])[0]
     rows: Dims = (*result.dims[:-1], channels)
     whole = arrange(editor, View(x.value, (*x.dims[:-1], channels)), rows)
-    (out,) = editor.add(
-        "rope", whole, *turned.operands[1:], attributes=dict(turned.attributes)
-    )
-    return {node.results[0]: arrange(editor, View(out, rows), (*reader.axes.resolve(lead), channels))}
+    (out,) = editor.add("rope", whole, *turned.operands[1:], attributes=dict(turned.attributes))
+    return {
+        node.results[0]: arrange(editor, View(out, rows), (*reader.axes.resolve(lead), channels))
+    }
 
 
 def _piece(reader: Reader, node: Node, number: int, lead: Dims) -> View:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.axes import Dims
 from tkcc.ir.reading.dots import read_sum, reduces_last
 from tkcc.ir.reading.views import Reader, View
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 
 @node_rule("lax.div", "lax.mul", group="raise")

@@ -1,20 +1,21 @@
 """Recognise writes of keys or values into a cache.
 
 The named op moves a write that does not fit back to the end, as `dynamic_update_slice` does;
-`cache.at[...].set` drops it instead. For positions inside the cache all are the same.
+`cache.at[...].set` drops it instead, and JAX counts negative positions from the end. For positions
+inside the cache all are the same.
 """
 
 from __future__ import annotations
 
 from tkcc.ir.graph import Node, Value
-from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import Replacement, node_rule
 from tkcc.ir.reading.axes import Axis, Dims, axes_in, size_of
 from tkcc.ir.reading.build import arrange, integers, transpose
 from tkcc.ir.reading.forms import Base, Form, index_of, read_form
 from tkcc.ir.reading.rows import read_equal_index
 from tkcc.ir.reading.scatters import plain_axis, remaining, written_places
 from tkcc.ir.reading.views import Reader, View
+from tkcc.ir.rewrite.editor import Editor
+from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 _LAYOUTS = {1: "bshd", 2: "bhsd"}
 
@@ -32,9 +33,7 @@ def raise_update_cache(editor: Editor, node: Node) -> Replacement | None:
     return _update(editor, node, cache, pieces, start, place)
 
 
-def _written_dimension(
-    reader: Reader, cache: Value, new: Value, starts: list[Value]
-) -> int | None:
+def _written_dimension(reader: Reader, cache: Value, new: Value, starts: list[Value]) -> int | None:
     """The dimension that is written in part: 1 or 2 of 4, all others whole."""
     if cache.type.rank != 4:
         return None
@@ -51,9 +50,7 @@ def _update(
 ) -> Replacement:
     rows: Dims = ((Axis(cache.type.shape[0]),),) if cache.type.shape[0] != 1 else ((),)
     at = integers(editor, start, rows)
-    (out,) = editor.add(
-        "update_cache", cache, new, at, attributes={"layout": _LAYOUTS[place]}
-    )
+    (out,) = editor.add("update_cache", cache, new, at, attributes={"layout": _LAYOUTS[place]})
     return {node.results[0]: out}
 
 

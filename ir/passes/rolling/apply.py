@@ -18,8 +18,10 @@ from tkcc.ir.passes.rolling.chunks import (
     CONST,
     INTERNAL,
     Place,
+    Reads,
     Slot,
     dependents,
+    read_outside,
 )
 from tkcc.ir.passes.rolling.plan import Plan
 from tkcc.ir.passes.rolling.rows import definer, stack, take_row
@@ -105,12 +107,11 @@ class _Roller:
             if place not in self.plan.lifted:
                 self._copy(place, row)
         updates = [self._result(place) for place in self.updates.values()]
-        read = self._read_outside()
-        stacked = [place for place in read if not self._is_last_carry(place, read[place])]
-        outputs = (*updates, *(self.made[place] for place in stacked))
+        reads = read_outside(self.function, self.plan.chunks, self.plan.wiring, self.plan.lifted)
+        outputs = (*updates, *(self.made[place] for place in reads.rows))
         lead, operands = self._operands()
         scan = self._scan(operands, outputs)
-        return [*lead, *self._split(scan, read, stacked)]
+        return [*lead, *self._split(scan, reads)]
 
     def _copy(self, place: int, row: Sequence[Slot]) -> None:
         copies = [chunk[place] for chunk in self.plan.chunks]
@@ -199,36 +200,16 @@ class _Roller:
             source=shared_source(sources).touched("roll"),
         )
 
-    def _read_outside(self) -> dict[Place, list[int]]:
-        """Results that something outside the chunks reads, and of which chunks."""
-        inside, outputs = self.plan.nodes, set(self.function.outputs)
-        found: dict[Place, list[int]] = {}
-        for number, chunk in enumerate(self.plan.chunks):
-            for i, node in enumerate(chunk):
-                if i in self.plan.lifted:
-                    continue
-                for k, value in enumerate(node.results):
-                    readers = self.function.uses.get(value, ())
-                    if value in outputs or any(reader not in inside for reader in readers):
-                        found.setdefault((i, k), []).append(number)
-        return found
-
-    def _is_last_carry(self, place: Place, chunks: Sequence[int]) -> bool:
-        """Whether only the last chunk's result is read, and the scan's final carry has it."""
-        return list(chunks) == [len(self.plan.chunks) - 1] and place in self.updates.values()
-
-    def _split(
-        self, scan: Node, read: dict[Place, list[int]], stacked: Sequence[Place]
-    ) -> list[Node]:
+    def _split(self, scan: Node, reads: Reads) -> list[Node]:
         """The scan, its final carries under the last chunk's values, and rows of the rest."""
-        last = len(self.plan.chunks) - 1
-        results, rows, named = list(scan.results), [], set()
-        for number, place in enumerate(self.updates.values()):
-            if place in read and place not in stacked and place not in named:
-                results[number] = self._outer(last, place)
-                named.add(place)
-        for place, whole in zip(stacked, results[len(self.updates) :], strict=True):
-            for number in read[place]:
+        results, rows = list(scan.results), []
+        carries = list(self.updates.values())
+        for place in reads.ends:
+            results[carries.index(place)] = self._outer(-1, place)
+        for (place, numbers), whole in zip(
+            reads.rows.items(), results[len(carries) :], strict=True
+        ):
+            for number in numbers:
                 piece, row = take_row(whole, number)
                 rows += [piece, row.replace(results=(self._outer(number, place),))]
         return [scan.replace(results=tuple(results)), *rows]

@@ -7,9 +7,10 @@ copies must read alike.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from tkcc.ir.graph import Function, Node, Value
+from tkcc.ir.passes.rolling.rows import JOINS
 
 Chunk = tuple[Node, ...]
 Place = tuple[int, int]  # node within the chunk, result of the node
@@ -140,3 +141,36 @@ def dependents(function: Function, chunks: Sequence[Chunk]) -> set[Node] | None:
     if any(value in late for node in inside for value in node.operands):
         return None
     return after
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads:
+    """What is read of the chunks' results from outside.
+
+    `ends`: places whose last result the scan's final carry holds. `rows`: places whose results are
+    stacked by the scan, and the chunks they are read of.
+    """
+
+    ends: list[Place]
+    rows: dict[Place, list[int]]
+
+
+def read_outside(
+    function: Function, chunks: Sequence[Chunk], wiring: Wiring, lifted: Collection[int]
+) -> Reads:
+    """What nodes outside the chunks, or the function's outputs, read; lifted places aside."""
+    inside = {node for chunk in chunks for node in chunk}
+    carried = {slot.place for slot in slots(wiring) if slot.kind == CARRY}
+    reads = Reads([], {})
+    for number, chunk in enumerate(chunks):
+        for i, node in enumerate(chunk):
+            for k, value in enumerate(node.results) if i not in lifted else ():
+                readers = set(function.uses.get(value, ())) - inside
+                if not readers and value not in function.outputs:
+                    continue
+                is_joined = any(reader.op in JOINS for reader in readers)
+                if (i, k) in carried and number == len(chunks) - 1 and not is_joined:
+                    reads.ends.append((i, k))
+                else:
+                    reads.rows.setdefault((i, k), []).append(number)
+    return reads

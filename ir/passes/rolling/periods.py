@@ -36,12 +36,16 @@ class Run:
         """Symbols past the first period."""
         return self.stop - self.start - self.period
 
+    def order(self) -> tuple[int, int, int]:
+        """Sorts those with most removable symbols first."""
+        return (-self.removable, self.period, self.start)
+
 
 def find_runs(symbols: Sequence[int]) -> list[Run]:
     """Runs of at least two whole periods, those with most removable symbols first."""
     array = np.asarray(symbols, dtype=np.int64)
     found = {run for period in _likely_periods(array) for run in runs_of_period(array, period)}
-    return sorted(found, key=lambda run: (-run.removable, run.period, run.start))
+    return sorted(found, key=Run.order)
 
 
 def runs_of_period(symbols: Sequence[int] | Symbols, period: int) -> list[Run]:

@@ -24,12 +24,13 @@ from tkcc.ir.passes.rolling.chunks import (
     Wiring,
     dependents,
     longest_window,
+    read_outside,
     slots,
     wire,
 )
 from tkcc.ir.passes.rolling.periods import Run
 from tkcc.ir.passes.rolling.predecessor import predecessor
-from tkcc.ir.passes.rolling.rows import definer, rows_of
+from tkcc.ir.passes.rolling.rows import JOINS, NODES_PER_ROW, definer, rows_of
 from tkcc.ir.passes.rolling.symbols import same_rows
 
 MIN_SAVING = 8  # nodes; shorter chains without inputs of their own are left to be fused
@@ -78,10 +79,11 @@ class Plan:
 def plans_for(given: Sequenced, runs: Sequence[Run], minimum: int) -> list[Plan]:
     """Plans for the runs, which come in order of what they may save.
 
-    Runs inside the stretch of a plan that was found are skipped, and the work is bounded by a
+    Runs of nodes that all are in plans that were found are skipped, and the work is bounded by a
     multiple of the sequence's length.
     """
     found: list[Plan] = []
+    position = {node: i for i, node in enumerate(given.sequence)}
     covered = np.zeros(len(given.sequence), np.bool_)
     own = np.cumsum([0, *(_reads_own(given, node) for node in given.sequence)])
     budget = _MAX_VISITS * len(given.sequence)
@@ -93,7 +95,7 @@ def plans_for(given: Sequenced, runs: Sequence[Run], minimum: int) -> list[Plan]
         plan = best_plan(given, run, minimum) if budget > 0 else None
         if plan is not None:
             found.append(plan)
-            covered[run.start : run.stop] = True
+            covered[[position[node] for node in plan.nodes if node in position]] = True
     return found
 
 
@@ -285,7 +287,28 @@ def _saving(
         if rows_of(slot.values, define) is None
     }
     kept = len(chunks[0]) - len(lifted)
-    return (len(chunks) - 1) * kept - 1 - len(stacks)
+    rows = _rows_taken(given, chunks, wiring, lifted)
+    return (len(chunks) - 1) * kept - 1 - len(stacks) - NODES_PER_ROW * rows
+
+
+def _rows_taken(
+    given: Sequenced, chunks: Sequence[Chunk], wiring: Wiring, lifted: frozenset[int]
+) -> int:
+    """How many results of single chunks must be taken out of the scan's stacked results.
+
+    Not counted: new state, which is merged, and what is only stacked again.
+    """
+    rows = read_outside(given.function, chunks, wiring, lifted).rows
+    inside = {node for chunk in chunks for node in chunk}
+    outputs = set(given.function.outputs)
+    state = {given.function.outputs[i] for i, _ in given.function.aliases}
+    count = 0
+    for (i, k), numbers in rows.items():
+        for value in (chunks[number][i].results[k] for number in numbers):
+            readers = set(given.function.uses.get(value, ())) - inside
+            is_joined = value not in outputs and all(n.op in JOINS for n in readers)
+            count += value not in state and not is_joined
+    return count
 
 
 def _is_own(given: Sequenced, value: Value) -> bool:

@@ -10,6 +10,17 @@ from tkcc.ir.passes.clean import with_operands
 
 Define = Callable[[Value], Node | None]
 ROLLED = Source(rewrites=("roll",))
+NODES_PER_ROW = 2  # what `take_row` makes
+# What `undo_restacking` can undo: joining along a new axis, in one op or two.
+JOINS = {
+    "stack",
+    "lax.stack",
+    "concat",
+    "lax.concatenate",
+    "lax.broadcast_in_dim",
+    "lax.reshape",
+    "reshape",
+}
 
 
 def definer(function: Function) -> Define:

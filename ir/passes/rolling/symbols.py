@@ -28,6 +28,7 @@ _PICKS = {
     "split",
 }
 _REAL = ("f", "bf", "c")  # dtypes of activations
+_NEAR = 32  # nodes
 # Attributes that say which row is read, where one whole row of axis 0 is.
 ROW_ATTRIBUTES = {"start_indices", "limit_indices"}
 # Ops whose operands from this position on say where to read or write, so layers may differ.
@@ -114,6 +115,23 @@ def _head(node: Node, without: Collection[str] = ()) -> str:
     )
     regions = ",".join(function_hash(region) for region in node.regions)
     return f"{node.op} {','.join(node.keys)} {{{attributes}}} <{regions}>"
+
+
+def with_distances(sequence: Sequence[Node], symbols: Sequence[int]) -> list[int]:
+    """The symbols, told apart further by how far back in the sequence each operand was made.
+
+    So a row of equal ops has the period of its wiring. Operands from further back than `_NEAR` may
+    be shared by all layers; their distance says nothing.
+    """
+    made: dict[Value, int] = {}
+    numbers: dict[Hashable, int] = {}
+    found = []
+    for i, (node, symbol) in enumerate(zip(sequence, symbols, strict=True)):
+        back = [i - made.get(value, -_NEAR) for value in node.operands]
+        key = (symbol, *(distance if distance < _NEAR else 0 for distance in back))
+        found.append(numbers.setdefault(key, len(numbers)))
+        made.update(dict.fromkeys(node.results, i))
+    return found
 
 
 class SymbolTable:

@@ -289,6 +289,7 @@ CASES = [
     Case("reshape", ("F[2,4,6]",), {"shape": (8, 3), "keep": 1}),
     Case("reshape", ("F[2,4,6]",), {"shape": (-1,), "keep": -1}),
     Case("prepared", ("F[4,6]",)),
+    Case("prepared", ("F[4,6]",)),
     Case("scale_axis", ("F[4,6]", "f32[6]")),
     Case("scale_axis", ("F[4,6]", "F[4]"), {"axis": 0, "plus_one": True}),
     Case("cast", ("F[4]",), {"dtype": jnp.float16}),

@@ -191,6 +191,7 @@ ILL: list[tuple[str, Any, dict[str, Any], dict[str, str], str]] = [
     ("transpose", ("f32[2,3]",), {"permutation": (1, 1)}, {}, "permutation (1, 1)"),
     ("reshape", ("f32[2,6]",), {"shape": (5,)}, {}, "do not fit"),
     ("reshape", ("f32[2,6]",), {"shape": (1,), "keep": 3}, {}, "keep is 3"),
+    ("prepared", ("f32[2]", "f32[2]"), {}, {}, "takes 1 operands (x), got 2"),
     ("scale_axis", ("f32[2,6]", "f32[2]"), {}, {}, "s is f32[2], not [6]"),
     ("scale_axis", ("f32[2,6]", "f32[2]"), {"axis": 5}, {}, "axis 5 is not in"),
     ("cast", ("f32[2]",), {"dtype": "f32"}, {}, "do not fit"),

@@ -20,15 +20,21 @@ from tkcc.ir.types import TensorType, jax_dtype
 
 # What may stand around named ops: layouts, conversions, constants, counts.
 PLUMBING = frozenset(
-    "constant lax.reshape lax.transpose lax.broadcast_in_dim lax.convert_element_type "
-    "lax.iota".split()
+    [
+        "constant",
+        "lax.reshape",
+        "lax.transpose",
+        "lax.broadcast_in_dim",
+        "lax.convert_element_type",
+        "lax.iota",
+    ]
 )
 # Largest relative difference of float32 results before and after.
 F32_TOLERANCE = 2e-5
 # The raised module's error against float64 may be this much of the plain one's ...
 ERROR_RATIO = 1.5
-# ... plus this much of the largest result: both are rounded to the same short float.
-ERROR_FLOOR = {"bf16": 2.0**-10, "f16": 2.0**-13, "f32": 2.0**-22, "f64": 2.0**-48}
+# ... plus, at its largest, one unit in the last place of the largest result; in the mean, a fourth.
+LAST_PLACE = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-20, "f64": 2.0**-48}
 
 
 def plain(f: Callable[..., Any], *args: Any, **options: Any) -> Module:
@@ -107,6 +113,9 @@ def _exact_node(item: Node, operands: Sequence[Any]) -> list[Any]:
     attributes = {key: thaw(value) for key, value in item.attributes}
     if item.op == "lax.convert_element_type" and item.results[0].type.is_float:
         return [operands[0].astype(jnp.float64)]
+    if item.op == "lax.scatter-add":  # its region works in the node's dtype
+        numbers, mode = attributes["dimension_numbers"], attributes["mode"]
+        return [jax.lax.scatter_add(*operands, numbers, mode=mode)]
     if item.op == "lax.dot_general":
         attributes.update(preferred_element_type=None, precision=None)
     if item.op == "lax.ragged_dot_general":
@@ -161,7 +170,7 @@ def _compare(dtype: str, exact: Any, old: Any, new: Any) -> None:
     size = max(float(np.max(np.abs(exact), initial=0.0)), 1e-6)
     if dtype == "f32":
         np.testing.assert_allclose(new, old, rtol=F32_TOLERANCE, atol=F32_TOLERANCE * size)
-    floor = ERROR_FLOOR[dtype] * size
-    for measure in (np.mean, np.max):
+    for measure, places in ((np.mean, 0.25), (np.max, 1.0)):
+        floor = places * LAST_PLACE[dtype] * size
         was, is_now = measure(np.abs(old - exact)), measure(np.abs(new - exact))
         assert is_now <= ERROR_RATIO * was + floor, (dtype, measure.__name__, was, is_now)

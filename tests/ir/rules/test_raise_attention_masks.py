@@ -14,7 +14,17 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ir.rules.raising import attributes, check, inputs_for, named, node, ops, plain, run, struct
+from tests.ir.rules.raising import (
+    attributes,
+    check,
+    inputs_for,
+    named,
+    node,
+    ops,
+    plain,
+    run,
+    struct,
+)
 from tkcc.ir.passes.recognise import recognise
 
 B, T, S, H, D = 2, 6, 6, 2, 4
@@ -175,13 +185,16 @@ WINDOWS = {
     ),
     "distance": (lambda: (ROWS - COLUMNS >= 0) & (ROWS - COLUMNS < 2), None),
     "compared": (
-        lambda: (jnp.arange(S) <= jnp.arange(T)[:, None])
-        & (jnp.arange(S) > jnp.arange(T)[:, None] - 4),
+        lambda: (
+            (jnp.arange(S) <= jnp.arange(T)[:, None]) & (jnp.arange(S) > jnp.arange(T)[:, None] - 4)
+        ),
         4,
     ),
     "both_sides": (
-        lambda: (jnp.arange(T)[:, None] - jnp.arange(S) <= 1)
-        & (jnp.arange(S) - jnp.arange(T)[:, None] <= 1),
+        lambda: (
+            (jnp.arange(T)[:, None] - jnp.arange(S) <= 1)
+            & (jnp.arange(S) - jnp.arange(T)[:, None] <= 1)
+        ),
         3,
     ),
     "only_below": (lambda: jnp.arange(S) > jnp.arange(T)[:, None] - 2, 2),
@@ -244,9 +257,9 @@ LIBRARIES = {
     "jax": lambda q, k, v, a: jax.nn.dot_product_attention(q, k, v, mask=a),
     "nnx": lambda q, k, v, a: nnx.dot_product_attention(q, k, v, mask=a),
     "linen": lambda q, k, v, a: flax.linen.dot_product_attention(q, k, v, mask=a),
-    "where": lambda q, k, v, a: attend(
-        lambda x: jnp.where(a, x, jnp.finfo(x.dtype).min)
-    )[0](q, k, v),
+    "where": lambda q, k, v, a: attend(lambda x: jnp.where(a, x, jnp.finfo(x.dtype).min))[0](
+        q, k, v
+    ),
 }
 
 
@@ -270,7 +283,9 @@ def test_a_given_mask_stays_right_for_queries_that_see_no_key(f, dtype):
 def test_a_mask_hidden_with_infinity_is_an_operand():
     mask = row_without_keys()
     mask[:, :, 2, 1] = True
-    raised = after(lambda x, a: jnp.where(a, x, -jnp.inf), struct("bool", B, 1, T, S), given={"a": mask})
+    raised = after(
+        lambda x, a: jnp.where(a, x, -jnp.inf), struct("bool", B, 1, T, S), given={"a": mask}
+    )
     found = node(raised, "attention")
     assert found.optional("mask") is raised.function().inputs[3]
 
@@ -370,7 +385,10 @@ def test_an_anti_causal_mask_is_not_causal():
 
 def test_a_mask_by_head_is_an_operand():
     def hide(x: Any) -> Any:
-        seen = jnp.arange(S)[None, None, :] <= jnp.arange(T)[None, :, None] + jnp.arange(H)[:, None, None]
+        seen = (
+            jnp.arange(S)[None, None, :]
+            <= jnp.arange(T)[None, :, None] + jnp.arange(H)[:, None, None]
+        )
         return jnp.where(seen, x, -jnp.inf)
 
     raised = after(hide)

@@ -183,9 +183,7 @@ def test_a_product_of_two_parameters_stays():
 
 
 def test_a_batched_product_stays():
-    after = raised(
-        lambda x, w: jnp.einsum("bhd,hdk->bhk", x, w), "f32", (B, H, D), (H, D, K)
-    )
+    after = raised(lambda x, w: jnp.einsum("bhd,hdk->bhk", x, w), "f32", (B, H, D), (H, D, K))
     assert named(after) == {}
 
 

@@ -37,7 +37,9 @@ def llama_in_transformers(x: Any, w: Any) -> Any:
 
 def weighted_before_the_cast(x: Any, w: Any) -> Any:
     h = widened(x)
-    return (h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-5) * widened(w)).astype(x.dtype)
+    return (h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-5) * widened(w)).astype(
+        x.dtype
+    )
 
 
 def root_first(x: Any, w: Any) -> Any:
@@ -198,19 +200,23 @@ NEAR_MISSES = {
     "other_axis": lambda x: x * jax.lax.rsqrt(jnp.mean(x * x, 1, keepdims=True) + 1e-5),
     "two_axes": lambda x: x * jax.lax.rsqrt(jnp.mean(x * x, (1, 2), keepdims=True) + 1e-5),
     "eps_outside": lambda x: x / (jnp.sqrt(jnp.mean(x * x, -1, keepdims=True)) + 1e-5),
-    "of_something_else": lambda x: jnp.sin(x)
-    * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5),
+    "of_something_else": lambda x: (
+        jnp.sin(x) * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5)
+    ),
     "mean_of_x": lambda x: x * jax.lax.rsqrt(jnp.mean(x, -1, keepdims=True) ** 2 + 1e-5),
     "wrong_power": lambda x: x * jax.lax.rsqrt(jnp.mean(x**4, -1, keepdims=True) + 1e-5),
     "no_root": lambda x: x / (jnp.mean(x * x, -1, keepdims=True) + 1e-5),
     "multiplied_by_root": lambda x: x * jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5),
     "wrong_count": lambda x: x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) / 23 + 1e-5),
-    "unbiased_variance": lambda x: (x - x.mean(-1, keepdims=True))
-    / jnp.sqrt(x.var(-1, keepdims=True, ddof=1) + 1e-5),
-    "mean_of_another_axis": lambda x: (x - x.mean(1, keepdims=True))
-    / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5),
-    "scaled_by_x_transposed": lambda x: x
-    * jax.lax.rsqrt(jnp.mean(x * x, -1) + 1e-5)[..., None].swapaxes(1, 2),
+    "unbiased_variance": lambda x: (
+        (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True, ddof=1) + 1e-5)
+    ),
+    "mean_of_another_axis": lambda x: (
+        (x - x.mean(1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    ),
+    "scaled_by_x_transposed": lambda x: (
+        x * jax.lax.rsqrt(jnp.mean(x * x, -1) + 1e-5)[..., None].swapaxes(1, 2)
+    ),
 }
 
 

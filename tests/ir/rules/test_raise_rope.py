@@ -180,7 +180,9 @@ def test_queries_and_keys_share_positions_and_frequencies():
 def test_only_the_first_channels_are_turned(f, rotary):
     def partial(x: Any, positions: Any) -> Any:
         turned = {
-            transformers: lambda x: x * jnp.cos(doubled(positions)) + rotate_half(x) * jnp.sin(doubled(positions)),
+            transformers: lambda x: (
+                x * jnp.cos(doubled(positions)) + rotate_half(x) * jnp.sin(doubled(positions))
+            ),
             split: lambda x: by_halves(x, positions),
             strided: lambda x: by_pairs(x, positions),
         }[f](x[..., :rotary])
@@ -353,7 +355,7 @@ def test_angles_in_bfloat16_stay():
     """Their positions are rounded; the op's would not be."""
 
     def f(x: Any, positions: Any) -> Any:
-        a = (positions[:, :, None, None].astype(x.dtype) * frequencies().astype(x.dtype))
+        a = positions[:, :, None, None].astype(x.dtype) * frequencies().astype(x.dtype)
         return turned(x, jnp.cos(a), jnp.sin(a))
 
     before = plain(f, struct("bf16", B, T, H, D), struct("i32", B, T))
@@ -392,7 +394,11 @@ def test_any_order_of_dimensions(order, interleaved, doubled, dtype, sizes):
         cos, sin = jnp.cos(a).astype(x.dtype), jnp.sin(a).astype(x.dtype)
         one, two = (x[..., ::2], x[..., 1::2]) if interleaved else jnp.split(x, 2, -1)
         if doubled:
-            join = (lambda *y: jnp.stack(y, -1).reshape(x.shape)) if interleaved else (lambda *y: jnp.concatenate(y, -1))
+            join = (
+                (lambda *y: jnp.stack(y, -1).reshape(x.shape))
+                if interleaved
+                else (lambda *y: jnp.concatenate(y, -1))
+            )
             wide = jnp.repeat if interleaved else lambda y, n, axis: jnp.concatenate([y] * n, axis)
             return x * wide(cos, 2, axis=-1) + join(-two, one) * wide(sin, 2, axis=-1)
         first, second = one * cos - two * sin, two * cos + one * sin

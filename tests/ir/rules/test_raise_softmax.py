@@ -12,8 +12,10 @@ from tests.ir.rules.raising import check, named, ops, plain, struct
 
 STYLES = {
     "jax": lambda x: jax.nn.softmax(x),
-    "own": lambda x: jnp.exp(x - x.max(-1, keepdims=True))
-    / jnp.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True),
+    "own": lambda x: (
+        jnp.exp(x - x.max(-1, keepdims=True))
+        / jnp.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)
+    ),
     "without_maximum": lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x), axis=-1)[..., None],
     "reciprocal": lambda x: jnp.exp(x) * (1 / jnp.sum(jnp.exp(x), axis=-1, keepdims=True)),
     "constant_shift": lambda x: jnp.exp(x - 3.0) / jnp.exp(x - 3.0).sum(-1, keepdims=True),
