@@ -80,15 +80,6 @@ def _is_jaxpr(item: Any) -> bool:
     return hasattr(item, "eqns") or hasattr(item, "jaxpr")
 
 
-def test_every_primitive_is_reached_or_has_a_reason_not_to_be() -> None:
-    reached = {name for program in PROGRAMS.values() for name in _called(program)}
-    for name in PROGRAMS:
-        reached |= {node.op.removeprefix("lax.") for node in imported(name).function().walk()}
-    # `_primitives` of a long test session has those of other tests as well.
-    missing = {p for p in set(primitive_names()) - reached - set(UNREACHED) if "tkcc" not in p}
-    assert missing - _of_pallas() == set()
-
-
 def _of_pallas() -> set[str]:
     """Primitives of Pallas kernels, which are there once a test has imported Pallas."""
     import importlib

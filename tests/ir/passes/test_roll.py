@@ -390,30 +390,6 @@ def test_bodies_of_loops_are_rolled() -> None:
 # Values that are read elsewhere.
 
 
-def test_results_of_all_layers_are_given_one_by_one() -> None:
-    def model(params: Any, x: Any) -> Any:
-        out = []
-        for w in params:
-            x = x + jnp.tanh(x @ w)
-            out.append(x)
-        return out[0] + out[2], x, out[1]
-
-    rolled = check(plain(model, weights(4), X, parameters=("params",)))
-    assert lengths(rolled) == [4]
-
-
-def test_results_of_all_layers_that_are_stacked_come_from_the_scan() -> None:
-    def model(params: Any, x: Any) -> Any:
-        out = []
-        for w in params:
-            x = x + jnp.tanh(x @ w)
-            out.append(x)
-        return jnp.stack(out), x
-
-    rolled = check(plain(model, weights(4), X, parameters=("params",)))
-    assert rolled.function().outputs[0] is scan_of(rolled).results[1]
-
-
 def test_a_value_of_the_first_layer_that_all_others_read_is_a_constant_of_the_scan() -> None:
     def model(params: Any, x: Any) -> Any:
         first = None
