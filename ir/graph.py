@@ -191,9 +191,9 @@ class Module:
 
     @functools.cached_property
     def parameters(self) -> dict[str, TensorType]:
-        """Parameters by name, in order of first use, over all functions but `_prepare`.
+        """The module's own parameters by name, in order of first use, over all functions.
 
-        Those that `_prepare` computes are left out: they are its outputs, not the module's input.
+        Those that `_prepare` reads count; those that it computes do not: they are its outputs.
         """
         computed = set(self.functions[PREPARE].output_names) if PREPARE in self.functions else set()
         found = _typed_inputs(self.functions.values(), PARAMETER)

@@ -163,9 +163,25 @@ def _layout(node: Node, made: _Definitions) -> _Result:
     if node.op == "lax.reshape" and node.attribute("dimensions") is not None:
         return None
     before = made.get(node.operands[0])
+    if before is None or before.op not in _LAYOUT:
+        return _alone(node)
     if node.op == "lax.reshape" and before is not None and before.op == "lax.reshape":
         return _reshaped(before, node) if before.attribute("dimensions") is None else None
     return _by_axes(node, made)
+
+
+def _alone(node: Node) -> _Result:
+    """A layout op of something else: a reshape (or nothing), if elements keep their order."""
+    value, shape = node.operands[0], node.results[0].type.shape
+    if node.op == "lax.transpose":
+        moved = [i for i in node.attribute("permutation") if value.type.shape[i] != 1]
+        if moved != sorted(moved):
+            return None
+    if value.type.size != node.results[0].type.size:
+        return None
+    if value.type.shape == shape:
+        return value
+    return None if node.op == "lax.reshape" else [_reshape(value, shape)]
 
 
 def _reshaped(before: Node, node: Node) -> Value | list[Node]:
@@ -254,17 +270,21 @@ def _folded(node: Node, made: _Definitions) -> _Result:
         return None
     arrays = [d.attribute("value").array() for d in defined if d is not None]
     with np.errstate(all="ignore"):
-        array = np.asarray(_FOLDED[node.op](node, arrays))
+        computed = _FOLDED[node.op](node, arrays)
+    if computed is None:
+        return None
+    array = np.asarray(computed)
     if array.shape != result.shape or dtype_name(array.dtype) != result.dtype:
         return None
     return [build("constant", attributes={"value": Dense.of(array)})]
 
 
 def _to_dtype(node: Node, arrays: list[Any]) -> Any:
-    kinds = arrays[0].dtype.kind, node.results[0].type.dtype[0]
-    if not np.all(np.isfinite(arrays[0].astype(np.float64))) and kinds[1] in "iu":
-        return arrays[0]  # undefined; left to XLA
-    return arrays[0].astype(node.results[0].type.struct().dtype)
+    result = node.results[0].type
+    from_float = node.operands[0].type.is_float and result.dtype[0] in "iu"
+    if from_float and not np.all(np.abs(arrays[0].astype(np.float64)) < 2 ** (result.bits - 1)):
+        return None  # XLA clamps where numpy wraps
+    return arrays[0].astype(result.struct().dtype)
 
 
 def _divide(node: Node, arrays: list[Any]) -> Any:
@@ -295,6 +315,7 @@ _FOLDED: dict[str, Callable[[Node, list[Any]], Any]] = {
     "lax.reshape": lambda node, a: a[0].reshape(node.results[0].type.shape),
 }
 
+_LAYOUT = ("lax.reshape", "lax.squeeze", "lax.transpose", "lax.broadcast_in_dim", "lax.tile")
 _STEPS: dict[str, _Step] = {
     "lax.copy": _only_operand,
     "lax.copy_p": _only_operand,

@@ -37,6 +37,14 @@ def hoist(module: Module) -> Module:
     `_prepare` still starts from the original parameters, and drops what no step reads any more.
     Returns the same object if nothing changes.
     """
+    while (further := _once(module)) is not module:
+        module = further
+    return module
+
+
+def _once(module: Module) -> Module:
+    """Hoist, taking parameters that `_prepare` computes for given; the same object if that changes
+    nothing."""
     preparation = Preparation(module)
     steps = {name: _hoisted(function, preparation) for name, function in module.steps.items()}
     read = {v.name for function in steps.values() for v in function.inputs_of(PARAMETER)}
@@ -51,13 +59,13 @@ def hoist(module: Module) -> Module:
 
 
 def _hoisted(function: Function, preparation: Preparation) -> Function:
-    owned = own_regions(function)
+    owned = own_regions(remove_dead(function))
     flow = ParameterFlow(owned)
     stored = choose(flow)
     if not stored:
         return function
     split = split_scans(owned, flow, stored)
-    values = [value for node in split.nodes for value in node.results if value in stored]
+    values = flow.held(split, stored)
     names = preparation.add(split, values)
     return _reading(split, values, names)
 

@@ -40,7 +40,6 @@ _CHEAP = _TELLING | frozenset(
         "lax.stack",
         "lax.slice",
         "lax.dynamic_slice",
-        "lax.dot_general",
         "lax.gather",
         "lax.complex",
         "lax.real",
@@ -57,30 +56,48 @@ _SMALL = 1 << 16  # elements; larger things that parameters alone give stay wher
 
 def sink(module: Module) -> Module:
     """Copy cheap computations of masks and angles into the scans that read them."""
-    return each_function(module, _sink_function)
+    return each_function(module, lambda f: _sink_function(f, f.inputs_of(PARAMETER)))
 
 
-def _sink_function(function: Function) -> Function:
-    definitions = function.definitions
+def _sink_function(function: Function, parameters: Collection[Value]) -> Function:
+    alone = _from_parameters(function, parameters)
+    # Values whose computation may be copied: the place of the node, and the node.
+    known = {
+        value: (place, node)
+        for place, node in enumerate(function.nodes)
+        for value in node.results
+        if _is_cheap(node) and (value not in alone or value.type.size <= _SMALL)
+    }
     nodes = []
     for node in function.nodes:
         if node.op == "scan":
-            node = _sink_into(node, {v: found for v, (found, _) in definitions.items()})
-        if node.regions and node.op in ("scan", "while", "cond"):
-            node = node.replace(regions=tuple(map(_sink_function, node.regions)))
+            node = _sink_into(node, known)
+        if node.op in ("scan", "while", "cond"):
+            inner = [_sink_function(region, _own(node, region, alone)) for region in node.regions]
+            node = node.replace(regions=tuple(inner))
         nodes.append(node)
     return remove_dead(function.replace(nodes=tuple(nodes)))
 
 
-def _sink_into(node: Node, definitions: dict[Value, Node]) -> Node:
+def _is_cheap(node: Node) -> bool:
+    """Whether the node does no more than its result's size of simple work."""
+    if node.op == "lax.dot_general":
+        (summed, _), _ = node.attribute("dimension_numbers")
+        return all(node.operands[0].type.shape[i] == 1 for i in summed)
+    return node.op in _CHEAP
+
+
+_Known = dict[Value, tuple[int, Node]]
+
+
+def _sink_into(node: Node, known: _Known) -> Node:
     body, consts = node.regions[0], node.attribute("consts")
-    cones = {i: _cone(node.operands[i], definitions) for i in range(consts)}
+    cones = {i: _cone(node.operands[i], known) for i in range(consts)}
     sunk = [i for i, cone in cones.items() if cone]
     if not sunk:
         return node
-    order = {value: place for place, value in enumerate(definitions)}
-    moved = {n.results[0]: n for i in sunk for n in cones[i]}
-    ordered = sorted(moved.values(), key=lambda n: order[n.results[0]])
+    moved = {place: found for i in sunk for place, found in cones[i].items()}
+    ordered = [moved[place] for place in sorted(moved)]
     inside = {value for n in ordered for value in n.results}
     leaves = list(dict.fromkeys(v for n in ordered for v in n.operands if v not in inside))
     renamed = dict(zip(leaves, fresh_like(leaves), strict=True))
@@ -110,18 +127,18 @@ def _scan(node: Node, operands: Sequence[Value], body: Function, consts: int) ->
     return made.replace(results=node.results)
 
 
-def _cone(value: Value, definitions: dict[Value, Node]) -> list[Node]:
-    """The cheap nodes behind a value, if they tell something; else none."""
-    found: dict[Value, Node] = {}
+def _cone(value: Value, known: _Known) -> dict[int, Node]:
+    """The cheap nodes behind a value by place, if they tell something; else none."""
+    found: dict[int, Node] = {}
     stack = [value]
-    while stack:
-        node = definitions.get(stack.pop())
-        if node is None or node.op not in _CHEAP or node.results[0] in found:
-            continue
-        found[node.results[0]] = node
-        stack += node.operands
+    while stack and len(found) <= _LARGEST_CONE:
+        top = stack.pop()
+        if top in known and known[top][0] not in found:
+            place, node = known[top]
+            found[place] = node
+            stack += node.operands
     tells = any(node.op in _TELLING for node in found.values())
-    return list(found.values()) if tells and len(found) <= _LARGEST_CONE else []
+    return found if tells and len(found) <= _LARGEST_CONE else {}
 
 
 def lift(module: Module) -> Module:
@@ -134,18 +151,20 @@ def _lift_function(function: Function, parameters: Collection[Value]) -> Functio
     nodes: list[Node] = []
     for node in function.nodes:
         if node.op in ("scan", "while", "cond"):
-            node = node.replace(regions=tuple(_lift_region(node, r, alone) for r in node.regions))
+            inner = [_lift_function(region, _own(node, region, alone)) for region in node.regions]
+            node = node.replace(regions=tuple(inner))
         nodes += _lifted(node, alone) if node.op == "scan" else [node]
     return function.replace(nodes=tuple(nodes))
 
 
-def _lift_region(node: Node, region: Function, alone: Collection[Value]) -> Function:
-    own = [
-        inner
-        for outer, inner in zip(node.operands, region.inputs, strict=False)
-        if node.op == "scan" and outer in alone
-    ]
-    return _lift_function(region, own)
+def _own(node: Node, region: Function, alone: Collection[Value]) -> list[Value]:
+    """The inputs of a scan's body that depend on parameters alone (of other regions: none)."""
+    if node.op != "scan":
+        return []
+    first = node.attribute("consts")
+    carried = range(first, first + node.attribute("carry"))
+    pairs = enumerate(zip(node.operands, region.inputs, strict=True))
+    return [inner for i, (outer, inner) in pairs if outer in alone and i not in carried]
 
 
 def _from_parameters(function: Function, parameters: Collection[Value]) -> set[Value]:

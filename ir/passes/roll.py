@@ -19,8 +19,9 @@ from tkcc.ir.graph import Function, Module, Node, Value
 from tkcc.ir.passes.clean import remove_dead
 from tkcc.ir.passes.rolling.apply import apply_plan
 from tkcc.ir.passes.rolling.periods import Run, find_runs
-from tkcc.ir.passes.rolling.plan import Plan, Sequenced, plans_for
+from tkcc.ir.passes.rolling.plan import Plan, plans_for
 from tkcc.ir.passes.rolling.rows import undo_restacking
+from tkcc.ir.passes.rolling.saving import Sequenced
 from tkcc.ir.passes.rolling.state import merge_states, unmerged_states
 from tkcc.ir.passes.rolling.symbols import (
     SymbolTable,
@@ -40,6 +41,16 @@ def roll(module: Module, *, minimum: int = 2) -> Module:
     functions `_pack_state` and `_unpack_state` convert between the module's former state and the
     new one. State that stays apart is stacked and unstacked in every step: correct, but slower;
     `unmerged_states` lists it. Returns the same object if nothing repeats.
+    """
+    while (further := _once(module, minimum)) is not module:
+        module = further
+    return module
+
+
+def _once(module: Module, minimum: int) -> Module:
+    """Roll every step function and merge state; the same object if nothing repeats.
+
+    Every roll leaves fewer nodes that compute, so this ends.
     """
     rolled = {name: roll_function(function, minimum) for name, function in module.steps.items()}
     if all(rolled[name] is module.functions[name] for name in rolled):

@@ -39,7 +39,7 @@ def find_groups(
     ]
     if axes_in((keys,)) & set(own):
         return None
-    batch = _batch(q, shared)
+    batch = _leading(q, shared) or _leading(k, shared - q.axes)  # queries that all rows share
     heads = tuple(d for d in flat(k.dims) if d in shared and d not in batch)
     bounded = _bounded(reader, tests, keys) & set(own)
     repeats = {d for d in own if d in repeated}
@@ -63,14 +63,14 @@ def _distinct(k: View, v: View) -> bool:
     )
 
 
-def _batch(q: View, shared: set[Axis]) -> Dim:
-    """The leading axes of q's first dimension that keys and values have too."""
-    batch: list[Axis] = []
-    for digit in q.dims[0] if q.dims else ():
-        if digit not in shared or not isinstance(digit, Axis):
+def _leading(view: View, among: set[Axis]) -> Dim:
+    """The leading axes of the view's first dimension that are among the given ones."""
+    found: list[Axis] = []
+    for digit in view.dims[0] if view.dims else ():
+        if digit not in among or not isinstance(digit, Axis):
             break
-        batch.append(digit)
-    return tuple(batch)
+        found.append(digit)
+    return tuple(found)
 
 
 def _bounded(reader: Reader, tests: Iterable[Test], keys: Dim) -> set[Axis]:

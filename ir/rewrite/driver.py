@@ -15,7 +15,7 @@ from tkcc.ir.errors import IRError, RuleError
 from tkcc.ir.graph import PARAMETER, Function, Module, Node, Value
 from tkcc.ir.passes.clean import remove_dead
 from tkcc.ir.rewrite.editor import Editor
-from tkcc.ir.rewrite.rule import ModuleRule, NodeRule, Options, Rule
+from tkcc.ir.rewrite.rule import ModuleRule, NodeRule, Options, Replacement, Rule
 from tkcc.ir.text.printer import node_text
 
 MODULE_SITE = "*"
@@ -23,7 +23,7 @@ MODULE_SITE = "*"
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One rewrite: number, rule, site, model path, and the nodes it removed and added as text."""
+    """One rewrite: number, rule, site, model path, and the nodes it added as text."""
 
     number: int
     rule: str
@@ -94,22 +94,20 @@ def apply_rule(
     """Apply one rule once at each of `sites` (None: wherever it matches).
 
     Returns the module and the sites where it fired. Nodes that the rule itself adds are not
-    visited. Raises RuleError if a requested site does not exist.
+    visited. Raises RuleError if the rule does not apply at a requested site, unless the log's
+    limit came first.
     """
     log = log if log is not None else Log()
     chosen = rule.resolve(options)
     if isinstance(rule, ModuleRule):
-        return _apply_module_rule(module, rule, chosen, log)
+        return _apply_module_rule(module, rule, sites, chosen, log)
     assert isinstance(rule, NodeRule)
     step = _Step(rule, chosen, log, None if sites is None else set(sites))
     functions = {}
     for name, function in module.functions.items():
         functions[name] = step.function(function, name, function.inputs_of(PARAMETER))
-    if step.wanted:
-        raise RuleError(
-            f"rule {rule.name} has no match at {sorted(step.wanted)}",
-            remedy=f"it fired at {step.fired}; list its sites with find_sites",
-        )
+    if step.wanted and not log.full:
+        raise _no_match(rule, step.wanted, step.fired)
     changed = module.replace(functions=functions)
     if log.on_module is not None and step.fired:
         log.on_module(rule.name, changed)
@@ -122,17 +120,27 @@ def find_sites(module: Module, rule: Rule, options: Options | None = None) -> li
 
 
 def _apply_module_rule(
-    module: Module, rule: ModuleRule, options: Options, log: Log
+    module: Module, rule: ModuleRule, sites: Collection[str] | None, options: Options, log: Log
 ) -> tuple[Module, list[str]]:
-    if log.full:
+    wanted = {MODULE_SITE} if sites is None else set(sites)
+    if log.full or not wanted:
         return module, []
-    changed = rule.apply(module, options)
+    changed = rule.apply(module, options) if wanted == {MODULE_SITE} else None
+    if changed is None and sites is not None:
+        raise _no_match(rule, wanted, [])
     if changed is None:
         return module, []
     log.record(rule, MODULE_SITE, "", ())
     if log.on_module is not None:
         log.on_module(rule.name, changed)
     return changed, [MODULE_SITE]
+
+
+def _no_match(rule: Rule, wanted: Collection[str], fired: Sequence[str]) -> RuleError:
+    return RuleError(
+        f"rule {rule.name} has no match at {sorted(wanted)}",
+        remedy=f"it fired at {list(fired)}; list its sites with find_sites",
+    )
 
 
 def region_parameters(
@@ -168,7 +176,7 @@ class _Walker:
         editor = Editor(function, parameters)
         changed = self._regions(editor, function, site)
         changed = self.edit(editor, site) or changed
-        return remove_dead(editor.freeze()) if changed else function
+        return remove_dead(_frozen(editor, site)) if changed else function
 
     def _regions(self, editor: Editor, function: Function, site: str) -> bool:
         changed = False
@@ -188,6 +196,13 @@ class _Walker:
         raise AssertionError("abstract")
 
 
+def _frozen(editor: Editor, site: str) -> Function:
+    try:
+        return editor.freeze()
+    except IRError as error:
+        raise RuleError(error.what, where=f"in {site}", remedy=error.remedy) from error
+
+
 def _attempt(
     rule: NodeRule, options: Options, editor: Editor, node: Node, site: str, log: Log
 ) -> list[Node] | None:
@@ -195,25 +210,29 @@ def _attempt(
     number = len(log.events) + 1
     editor.at(node, f"{rule.name}#{number}")
     try:
-        replacement = rule.rewrite(editor, node, options)
+        replacement = _effective(rule.rewrite(editor, node, options))
+        editor.replace_all(replacement)
     except IRError as error:
         raise RuleError(
             f"rule {rule.name} built an ill-typed node: {error.what}",
             where=f"at {site}\n{error.where}",
             remedy="mend the rule's conditions or replacement",
         ) from error
+    except RuleError as error:
+        raise RuleError(error.what, where=f"at {site}", remedy=error.remedy) from error
     added = list(editor.added)
-    if replacement is None:
-        for made in reversed(added):
-            editor.drop_if_dead(made.results[0])
-        return None
-    for old, new in replacement.items():
-        editor.replace(old, new)
     for made in reversed(added):
         if editor.holds(made):
             editor.drop_if_dead(made.results[0])
+    if not replacement:
+        return None
     log.record(rule, site, node.source.path, added)
     return [editor.current(made) for made in added if editor.holds(made)]
+
+
+def _effective(replacement: Replacement | None) -> Replacement:
+    """The replacement without values that stay what they are."""
+    return {old: new for old, new in (replacement or {}).items() if old is not new}
 
 
 class _Step(_Walker):
@@ -254,7 +273,14 @@ class _Pass(_Walker):
 
     def edit(self, editor: Editor, site: str) -> bool:
         places = {node.results[0]: f"{site}/{i}" for i, node in enumerate(editor.function.nodes)}
-        queue = deque(node for node in editor.function.nodes if node.op in self.by_root)
+        changed = False
+        while self._sweep(editor, places, site):
+            changed = True
+        return changed
+
+    def _sweep(self, editor: Editor, places: dict[Value, str], site: str) -> bool:
+        """Visit every node, and what rewrites add and its readers; whether a rule fired."""
+        queue = deque(node for node in editor.nodes() if node.op in self.by_root)
         waiting = {node.results[0] for node in queue}
         changed = False
         while queue and not self.log.full:

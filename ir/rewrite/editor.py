@@ -24,6 +24,7 @@ class Editor:
         if parameters is None:
             parameters = function.inputs_of(PARAMETER)
         self.outputs = list(function.outputs)
+        self._inputs = frozenset(function.inputs)
         self._is_parameter: dict[Value, bool] = dict.fromkeys(function.inputs, False)
         self._is_parameter.update(dict.fromkeys(parameters, True))
         self._nodes: dict[Value, Node] = {}  # any result -> its node
@@ -64,6 +65,11 @@ class Editor:
     def use_count(self, value: Value) -> int:
         """Number of reading nodes, plus one per function output that is this value."""
         return len(self._users.get(value, ())) + self._output_uses.get(value, 0)
+
+    def nodes(self) -> list[Node]:
+        """Every node, by its place in the program."""
+        found = dict.fromkeys(self._nodes.values())
+        return sorted(found, key=lambda node: self._order[node.results[0]])
 
     def nodes_with_op(self, op: str) -> list[Node]:
         return [self._nodes[key] for key in self._by_op.get(op, ())]
@@ -143,14 +149,23 @@ class Editor:
 
         Raises IRError if the types differ, or if `new` is no value of the function (any more).
         """
-        if old is new:
-            return
+        self.replace_all({old: new})
+
+    def replace_all(self, replacement: Mapping[Value, Value]) -> None:
+        """As `replace`, one after the other; nodes are dropped when all are done."""
+        for old, new in replacement.items():
+            if old is not new:
+                self._redirect(old, new)
+        for old in replacement:
+            self.drop_if_dead(old)
+
+    def _redirect(self, old: Value, new: Value) -> None:
         if old.type != new.type:
             raise IRError(
                 f"cannot replace a value of type {old.type} by one of type {new.type}",
                 remedy="the replacement must have the same types as the pattern's outputs",
             )
-        if new not in self._nodes and new not in self.function.inputs:
+        if new not in self._nodes and new not in self._inputs:
             raise IRError(
                 "a replacement is no value of the function",
                 remedy="replace values by values that are kept, or by results of new nodes",
@@ -165,7 +180,6 @@ class Editor:
             self.outputs = [new if v is old else v for v in self.outputs]
             count = self._output_uses.pop(old)
             self._output_uses[new] = self._output_uses.get(new, 0) + count
-        self.drop_if_dead(old)
 
     def _is_new(self, value: Value) -> bool:
         node = self._nodes.get(value)

@@ -13,7 +13,7 @@ from tkcc.ir.op import lookup
 from tkcc.ir.rewrite.conditions import holds
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.expression import Expression, evaluate_expression
-from tkcc.ir.rewrite.pattern import Pattern, PatternNode, TypePattern
+from tkcc.ir.rewrite.records import Pattern, PatternNode, TypePattern
 from tkcc.ir.types import TensorType
 
 # A pattern of n nodes needs about n steps where it matches; far more means that it enumerates
@@ -23,11 +23,15 @@ MAX_STEPS = 5_000
 
 @dataclasses.dataclass
 class Match:
-    """What a pattern's names stand for: values, and symbols and `$variables`."""
+    """What a pattern's names stand for: values, and symbols and `$variables`.
+
+    `pending` are attributes whose wanted value reads names that are bound later.
+    """
 
     values: dict[str, Value]
     bindings: dict[str, Any]
     nodes: tuple[Node, ...]
+    pending: tuple[tuple[Expression, Any], ...] = ()
 
 
 class _Search:
@@ -53,9 +57,7 @@ class _Search:
 
     def extend(self, match: Match, todo: list[int]) -> Iterator[Match]:
         if not todo:
-            if self.lets_hold(match) and all(
-                holds(c, self.editor, match.values, match.bindings) for c in self.pattern.conditions
-            ):
+            if self.lets_hold(match) and self.conditions_hold(match):
                 yield match
             return
         index, candidates = self.next_node(match, todo)
@@ -68,14 +70,16 @@ class _Search:
                 yield from self.extend(extended, rest)
 
     def lets_hold(self, match: Match) -> bool:
+        return all(_ties(name, size, match.bindings) for name, size in self.pattern.lets)
+
+    def conditions_hold(self, match: Match) -> bool:
         types = {name: value.type for name, value in match.values.items()}
-        for name, expression in self.pattern.lets:
-            if not _solve(match.bindings.get(name), expression, match.bindings):
-                return False
-            value = evaluate_expression(expression, match.bindings, types)
-            if not _same(match.bindings.setdefault(name, value), value):
-                return False
-        return True
+        return all(
+            _equals(wanted, value, match.bindings, types) for wanted, value in match.pending
+        ) and all(
+            holds(condition, self.editor, match.values, match.bindings)
+            for condition in self.pattern.conditions
+        )
 
     def next_node(self, match: Match, todo: list[int]) -> tuple[int, list[Node]]:
         """The next pattern node and the graph nodes it may be: a definition if one is known."""
@@ -84,17 +88,18 @@ class _Search:
                 if name in match.values:
                     node = self.editor.node_of(match.values[name])
                     return index, [node] if node is not None else []
-        best: tuple[int, list[Node]] | None = None
+        best: tuple[int, Value] | None = None
+        fewest = 0
         for index in todo:
             line = self.pattern.match[index]
-            for name in (*line.operands, *(value for _, value in line.optional)):
+            for name in line.read:
                 if name in match.values:
-                    users = self.editor.users(match.values[name])
-                    found = [node for node in users if node.op == line.op]
-                    if best is None or len(found) < len(best[1]):
-                        best = (index, found)
+                    count = self.editor.count_users_with_op(match.values[name], line.op)
+                    if best is None or count < fewest:
+                        best, fewest = (index, match.values[name]), count
         assert best is not None, "patterns are connected"
-        return best
+        index, value = best
+        return index, self.editor.users_with_op(value, self.pattern.match[index].op)
 
     def bind(self, line: PatternNode, node: Node, match: Match) -> Iterator[Match]:
         """The ways in which `line` can be `node`, given what is bound."""
@@ -103,9 +108,10 @@ class _Search:
             return
         if set(node.keys) != {key for key, _ in line.optional}:
             return
-        bindings = self.bind_attributes(line, node, match.bindings)
-        if bindings is None:
+        found = self.bind_attributes(line, node, match.bindings)
+        if found is None:
             return
+        bindings, pending = found
         for order in self.orders(line, node):
             values = dict(match.values)
             pairs = [
@@ -115,7 +121,7 @@ class _Search:
             pairs += [(name, _present(node, key)) for key, name in line.optional]
             bound = self.bind_values(pairs, values, dict(bindings))
             if bound is not None:
-                yield Match(values, bound, (*match.nodes, node))
+                yield Match(values, bound, (*match.nodes, node), (*match.pending, *pending))
 
     def orders(self, line: PatternNode, node: Node) -> list[tuple[Value, ...]]:
         positional = node.positional
@@ -141,8 +147,8 @@ class _Search:
 
     def bind_attributes(
         self, line: PatternNode, node: Node, bindings: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        bindings = dict(bindings)
+    ) -> tuple[dict[str, Any], list[tuple[Expression, Any]]] | None:
+        bindings, pending = dict(bindings), list[tuple[Expression, Any]]()
         mentioned = dict(line.attributes)
         defaults = lookup(node.op).attributes
         for key, value in node.attributes:
@@ -150,25 +156,35 @@ class _Search:
             if wanted is None:
                 if not line.any_attributes and not _is_default(defaults, key, value):
                     return None
-            elif not _bind_expression(wanted, value, bindings):
+            elif not _bind_expression(wanted, value, bindings, pending):
                 return None
-        return bindings if not mentioned else None
+        return (bindings, pending) if not mentioned else None
+
+
+def _ties(name: str, expression: Expression, bindings: dict[str, Any]) -> bool:
+    """Whether `let name = expression` holds; binds the name, or the free size, if it can."""
+    try:
+        if not _solve(bindings.get(name), expression, bindings):
+            return False
+        value = evaluate_expression(expression, bindings, {})
+    except RuleError:
+        return False  # a size that cannot be computed is nobody's
+    return _same(bindings.setdefault(name, value), value)
 
 
 def _solve(value: Any, expression: Expression, bindings: dict[str, Any]) -> bool:
-    """Bind the one free size of `value = known * free`; False if no whole number does."""
-    free = [name for name in sorted(expression.names()) if name not in bindings]
+    """Bind the one free size of `value = known * free`; False if no whole number does.
+
+    That a let has this form was checked when the rule was read.
+    """
+    free = expression.names() - bindings.keys()
     if not free:
         return True
-    product = expression.kind == "*" and expression.parts[1] == Expression("symbol", (free[0],))
-    if len(free) > 1 or not product or not isinstance(value, int):
-        raise RuleError(
-            f"{free} in a let cannot be solved for", remedy="write let N = known * FREE, N bound"
-        )
     known = evaluate_expression(expression.parts[0], bindings, {})
-    if known == 0 or value % known:
+    whole = isinstance(value, int) and isinstance(known, int) and known != 0
+    if not whole or value % known:
         return False
-    bindings[free[0]] = value // known
+    bindings[free.pop()] = value // known
     return True
 
 
@@ -186,17 +202,34 @@ def _same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def _bind_expression(wanted: Expression, value: Any, bindings: dict[str, Any]) -> bool:
+def _bind_expression(
+    wanted: Expression, value: Any, bindings: dict[str, Any], pending: list[tuple[Expression, Any]]
+) -> bool:
     if wanted.kind in ("variable", "symbol"):
         name = wanted.parts[0]
         return _same(bindings.setdefault(name, value), value)
     if wanted.kind == "tuple" and isinstance(value, tuple):
-        same_length = len(wanted.parts) == len(value)
-        return same_length and all(map(_bind_expression, wanted.parts, value, [bindings] * len(value)))
+        return len(wanted.parts) == len(value) and all(
+            _bind_expression(part, item, bindings, pending)
+            for part, item in zip(wanted.parts, value, strict=True)
+        )
+    if wanted.names() <= bindings.keys() and not wanted.values():
+        return _equals(wanted, value, bindings, {})
+    pending.append((wanted, value))
+    return True
+
+
+def _equals(
+    wanted: Expression,
+    value: Any,
+    bindings: Mapping[str, Any],
+    types: Mapping[str, TensorType],
+) -> bool:
+    """Whether `value` is what the expression gives; what cannot be computed is no value's equal."""
     try:
-        return _same(evaluate_expression(wanted, bindings, {}), value)
+        return _same(evaluate_expression(wanted, bindings, types), value)
     except RuleError:
-        return False  # it reads a name that is bound later: not this way round
+        return False
 
 
 def bind_type(wanted: TypePattern, type_: TensorType, bindings: dict[str, Any]) -> bool:

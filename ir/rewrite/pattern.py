@@ -49,9 +49,7 @@ def parse_rules(text: str, name: str = "<rules>") -> list[Pattern]:
     try:
         return _rules(Reader(text, name))
     except ParseError as error:
-        raise ParseError(
-            error.what, where=error.where, remedy=error.remedy or _GRAMMAR
-        ) from None
+        raise ParseError(error.what, where=error.where, remedy=error.remedy or _GRAMMAR) from None
 
 
 def _rules(reader: Reader) -> list[Pattern]:

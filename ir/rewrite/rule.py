@@ -13,7 +13,8 @@ from tkcc.ir.graph import Function, Module, Node, Value
 from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.expression import evaluate_expression
 from tkcc.ir.rewrite.match import Match, find_matches
-from tkcc.ir.rewrite.pattern import Pattern, PatternNode, parse_rules
+from tkcc.ir.rewrite.pattern import parse_rules
+from tkcc.ir.rewrite.records import Pattern, PatternNode
 
 EXACT, APPROXIMATE = "exact", "approximate"
 Options = Mapping[str, Any]
@@ -108,13 +109,13 @@ class PatternRule(NodeRule):
         return None
 
     def _makes_cycle(self, editor: Editor, match: Match) -> bool:
-        """Whether an input of the match depends on one of the values that will be replaced."""
+        """Whether what the replacement reads depends on one of the values that it replaces."""
         assert self.pattern is not None
         replaced = [match.values[name] for name in self.pattern.outputs]
-        if len(self.pattern.outputs) < 2:
-            return False
-        inputs = [match.values[name] for name, _ in self.pattern.given if name in match.values]
-        return editor.depends_on([v for v in inputs if not editor.is_parameter(v)], replaced)
+        read = [match.values[name] for name in self.pattern.suspects]
+        if not any(map(editor.is_parameter, replaced)):
+            read = [value for value in read if not editor.is_parameter(value)]
+        return editor.depends_on(read, replaced)
 
 
 def instantiate(pattern: Pattern, editor: Editor, match: Match) -> Replacement:
@@ -143,7 +144,10 @@ def _instantiate_line(
         attributes=attributes,
     )
     if len(results) != len(line.results):
-        raise RuleError(f"{line.op} gives {len(results)} results, not {len(line.results)}")
+        raise RuleError(
+            f"{line.op} gives {len(results)} results, not {len(line.results)}",
+            remedy="name each result in the rule's replacement",
+        )
     return results
 
 

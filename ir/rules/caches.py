@@ -168,7 +168,7 @@ def carry_caches(editor: Editor, node: Node) -> Replacement | None:
     every step; carried, it changes in place.
     """
     pairs = _cache_pairs(node)
-    if not pairs or node.attribute("reverse"):
+    if not pairs or node.attribute("reverse") or not node.attribute("length"):
         return None
     zero = editor.add("constant", attributes={"value": Dense.of(np.int32(0))})[0]
     consts, carry = node.attribute("consts"), node.attribute("carry")
@@ -192,8 +192,8 @@ def _cache_pairs(node: Node) -> list[tuple[int, int]]:
         found = body.definitions.get(value)
         if found is None or found[0].op != "update_cache":
             continue
-        cache = found[0].operands[0]
-        if cache not in body.inputs or body.uses[cache] != [found[0]]:
+        cache, *rest = found[0].operands
+        if cache not in body.inputs or body.uses[cache] != [found[0]] or cache in rest:
             continue
         place = body.inputs.index(cache)
         once = body.outputs.count(value) == 1 and cache not in body.outputs

@@ -15,9 +15,9 @@ from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, module_rule, node_rule
 
 _ELEMENTWISE_LAX = (
-    "add sub mul div max min neg exp exp2 log log1p tanh logistic rsqrt sqrt square integer_pow pow "
-    "select_n convert_element_type abs sign floor ceil round erf sin cos and or not eq ne lt le gt "
-    "ge clamp"
+    "add sub mul div max min neg exp exp2 log log1p tanh logistic rsqrt sqrt square integer_pow "
+    "pow select_n convert_element_type abs sign floor ceil round erf sin cos and or not eq ne lt "
+    "le gt ge clamp"
 )
 ELEMENTWISE = (
     *(f"lax.{name}" for name in _ELEMENTWISE_LAX.split()),
@@ -53,6 +53,7 @@ def group_node(nodes: Sequence[Node], outputs: Sequence[Value], kind: str) -> No
 
 def form_group(editor: Editor, nodes: Sequence[Node], kind: str) -> Replacement | None:
     """Put a group in the place of the nodes; None if something between them would make a cycle."""
+    nodes = _in_order(editor, {node.results[0]: node for node in nodes})
     inside = {node.results[0] for node in nodes}
     made = [value for node in nodes for value in node.results]
     outputs = [v for v in made if _read_outside(editor, v, inside)]
@@ -64,6 +65,25 @@ def form_group(editor: Editor, nodes: Sequence[Node], kind: str) -> Replacement 
         "group", *outer, attributes={"label": label, "kind": kind}, regions=[region]
     )
     return dict(zip(outputs, results, strict=True))
+
+
+def _in_order(editor: Editor, members: dict[Value, Node]) -> list[Node]:
+    """Members so that each stands after the members it reads, and else as they are."""
+    order: dict[Value, Node] = {}
+    stack = [(node, False) for node in reversed(members.values())]
+    while stack:
+        node, ready = stack.pop()
+        if node.results[0] in order:
+            continue
+        if ready:
+            order[node.results[0]] = node
+            continue
+        stack.append((node, True))
+        for value in reversed(node.operands):
+            inner = editor.node_of(value)
+            if inner is not None and inner.results[0] in members:
+                stack.append((inner, False))
+    return list(order.values())
 
 
 def _read_outside(editor: Editor, value: Value, inside: set[Value]) -> bool:
@@ -89,7 +109,7 @@ def group_elementwise(editor: Editor, node: Node) -> Replacement | None:
         stack += [n for v in member.operands if (n := _link(editor, v, shape, members))]
     if len(members) < 2:
         return None
-    return form_group(editor, _in_order(editor, members), "elementwise")
+    return form_group(editor, list(members.values()), "elementwise")
 
 
 def _feeds_chain(editor: Editor, node: Node) -> bool:
@@ -111,25 +131,6 @@ def _link(
     if editor.use_count(value) != 1 or editor.is_parameter(value):
         return None
     return None if node.results[0] in members else node
-
-
-def _in_order(editor: Editor, members: dict[Value, Node]) -> list[Node]:
-    """Members so that each stands after the members it reads."""
-    order: dict[Value, Node] = {}
-    stack = [(node, False) for node in members.values()]
-    while stack:
-        node, ready = stack.pop()
-        if node.results[0] in order:
-            continue
-        if ready:
-            order[node.results[0]] = node
-            continue
-        stack.append((node, True))
-        for value in node.operands:
-            inner = editor.node_of(value)
-            if inner is not None and inner.results[0] in members:
-                stack.append((inner, False))
-    return list(order.values())
 
 
 @node_rule("linear")
@@ -194,8 +195,13 @@ def _only_read_by(editor: Editor, value: Value, op: str) -> Node | None:
 
 
 def _one_group(function: Function, kind: str) -> Function:
-    """The function with all of its nodes in one group; outputs that are inputs stay as they are."""
+    """The function with all of its nodes in one group; outputs that are inputs stay as they are.
+
+    A function whose outputs are all inputs stays as it is.
+    """
     made = [v for v in dict.fromkeys(function.outputs) if v in function.definitions]
+    if not made:
+        return function
     group = group_node(function.nodes, made, kind)
     place = dict(zip(made, group.results, strict=True))
     outputs = tuple(place.get(value, value) for value in function.outputs)
@@ -210,9 +216,9 @@ def group_layer(editor: Editor, node: Node) -> Replacement | None:
     if len(computing) < 2 or any(inner.op == "group" for inner in body.nodes):
         return None
     region = _one_group(body, "layer")
-    results = editor.add(
-        "scan", *node.operands, attributes=dict(node.attributes), regions=[region]
-    )
+    if region is body:
+        return None
+    results = editor.add("scan", *node.operands, attributes=dict(node.attributes), regions=[region])
     return dict(zip(node.results, results, strict=True))
 
 

@@ -18,6 +18,7 @@ from tkcc.ir.rewrite.editor import Editor
 from tkcc.ir.rewrite.rule import Replacement, node_rule
 
 _LAYOUTS = {1: "bshd", 2: "bhsd"}
+_PIECES = ("update_cache", "lax.slice", "lax.dynamic_slice", "lax.reshape", "lax.squeeze")
 
 
 @node_rule("lax.dynamic_update_slice", group="raise")
@@ -60,7 +61,7 @@ def raise_update_cache_scatter(editor: Editor, node: Node) -> Replacement | None
     `cache.at[rows, start].set(new)`, `cache.at[:, start].set(new)`, and batched
     dynamic_update_slice."""
     cache, _, updates = node.operands
-    if cache.type.rank != 4 or updates.type.dtype != cache.type.dtype:
+    if cache.type.rank != 4 or not _is_kept(editor, cache):
         return None
     reader = Reader(editor.node_of)
     dims = reader.view(updates).dims
@@ -77,6 +78,14 @@ def raise_update_cache_scatter(editor: Editor, node: Node) -> Replacement | None
             (out,) = editor.add("update_cache", cache, new, at, attributes=attributes)
             return {node.results[0]: out}
     return None
+
+
+def _is_kept(editor: Editor, value: Value) -> bool:
+    """Whether a value is (a piece of) an input, or an updated cache: something that is kept."""
+    node = editor.node_of(value)
+    while node is not None and node.op in _PIECES:
+        node = editor.node_of(node.operands[0])
+    return node is None
 
 
 def _write(forms: list[Form], dims: Dims, cache: Value, place: int) -> tuple[Dims, Form] | None:
@@ -110,6 +119,8 @@ def raise_update_cache_select(editor: Editor, node: Node) -> Replacement | None:
     test = reader.base(which)
     equal = reader.node(test)
     if equal is None or equal.op != "lax.eq" or old.value.type != node.results[0].type:
+        return None
+    if not _is_kept(editor, old.value):
         return None
     for place in _LAYOUTS:
         start = read_equal_index(reader, equal, test, dims[place]) if dims[place] else None

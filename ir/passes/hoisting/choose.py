@@ -4,9 +4,10 @@ The rule: a step shall read as few bytes as it can. Parameters and what is compu
 a graph; of all ways to cut it into "once, in prepare" and "in every step", the one whose border
 has the fewest bytes is taken, and of equal ones the one that leaves least work to the step. So
 concatenated, transposed, merged and quantised weights move to prepare, while what makes data
-larger (dequantising, widening, broadcasting, expanding a low-rank product) stays in the step, which
-reads the small form. Two refinements:
+larger (dequantising, widening, broadcasting, expanding a low-rank product, several forms of one
+parameter) stays in the step, which reads the small form. Refinements:
 
+* computed values may have 1/16 more bytes than the parameters they replace: moving saves work;
 * small results (up to 1 MiB, and to 1 % of all parameters) move even if they grow: the bytes do
   not matter, the fewer nodes do;
 * views (reshape, broadcast, ...) at the border stay: moving them saves no work;
@@ -37,15 +38,16 @@ def choose(flow: ParameterFlow) -> set[Value]:
 
 
 def _cut(flow: ParameterFlow) -> set[Value]:
-    arrays = [*flow.originals, *(value for node in flow.nodes for value in node.results)]
-    edges = (
-        (fact.array, value)
+    arrays = [*flow.originals, *(array for node in flow.nodes for array in flow.arrays_of(node))]
+    edges = {
+        (fact.array, array)
         for node in flow.nodes
         for fact in flow.parameters_of(node)
-        for value in node.results
-    )
-    weights = {array: flow.bytes(array) for array in arrays}
-    asked = [node.results[0] for node in flow.nodes if node.op == PREPARED]
+        for array in flow.arrays_of(node)
+    }
+    part = {array: 17 if array in flow.originals else 16 for array in arrays}
+    weights = {array: part[array] * flow.bytes(array) for array in arrays}
+    asked = [flow.arrays_of(node)[0] for node in flow.nodes if node.op == PREPARED]
     weights.update(dict.fromkeys(asked, 0))
     return smallest_cut(weights, edges, flow.originals, flow.read - flow.originals)
 
@@ -54,7 +56,7 @@ def _after_cut(flow: ParameterFlow, cut: set[Value]) -> set[Node]:
     """The nodes that stay: those that lead from the cut to what the step reads."""
     needed, staying = set(flow.read), set()
     for node in reversed(flow.nodes):
-        if any(value in needed and value not in cut for value in node.results):
+        if any(array in needed and array not in cut for array in flow.arrays_of(node)):
             staying.add(node)
             needed.update(fact.array for fact in flow.parameters_of(node))
     return staying
@@ -69,9 +71,9 @@ def _promoted(flow: ParameterFlow, staying: set[Node]) -> set[Node]:
         if node not in staying:
             continue
         movable = not any(fact.array in in_step for fact in flow.parameters_of(node))
-        if not movable or any(flow.bytes(value) > small for value in node.results):
+        if not movable or any(flow.bytes(array) > small for array in flow.arrays_of(node)):
             kept.add(node)
-            in_step.update(node.results)
+            in_step.update(flow.arrays_of(node))
     return kept
 
 
@@ -81,7 +83,7 @@ def _border_views(flow: ParameterFlow, staying: set[Node]) -> set[Node]:
     found = set()
     for node in reversed(flow.nodes):
         is_view = node.op in VIEWS and node not in staying
-        if is_view and any(value in needed for value in node.results):
+        if is_view and any(array in needed for array in flow.arrays_of(node)):
             found.add(node)
             needed.update(fact.array for fact in flow.parameters_of(node))
     return found
@@ -93,5 +95,5 @@ def _read_by(flow: ParameterFlow, staying: Iterable[Node]) -> set[Value]:
 
 def _needed(flow: ParameterFlow, staying: set[Node]) -> set[Value]:
     """What the step reads of what it does not compute itself."""
-    made = {value for node in staying for value in node.results}
+    made = {array for node in staying for array in flow.arrays_of(node)}
     return _read_by(flow, staying) - made

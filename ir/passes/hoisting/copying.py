@@ -34,8 +34,8 @@ def inputs_read(function: Function, nodes: Sequence[Node]) -> list[int]:
     return [i for i, value in enumerate(function.inputs) if value in used]
 
 
-def own_regions(function: Function, seen: set[Function] | None = None) -> Function:
-    """The function with no region object at two places, so a value in one is at one place."""
+def own_regions(function: Function, seen: set[Value] | None = None) -> Function:
+    """The function with no value defined at two places: regions that nodes share are copied."""
     seen = set() if seen is None else seen
     nodes = []
     for node in function.nodes:
@@ -47,13 +47,16 @@ def own_regions(function: Function, seen: set[Function] | None = None) -> Functi
     return function.replace(nodes=tuple(nodes))
 
 
-def _own(region: Function, seen: set[Function]) -> Function:
-    if region in seen:
+def _own(region: Function, seen: set[Value]) -> Function:
+    if not seen.isdisjoint(_defined(region)):
         known = dict(zip(region.inputs, fresh_like(region.inputs), strict=True))
         nodes = tuple(copy_nodes(region.nodes, known))
         outputs = tuple(known[value] for value in region.outputs)
         inputs = tuple(known[value] for value in region.inputs)
         region = region.replace(inputs=inputs, nodes=nodes, outputs=outputs)
-    region = own_regions(region, seen)
-    seen.add(region)
-    return region
+    seen.update(_defined(region))
+    return own_regions(region, seen)
+
+
+def _defined(function: Function) -> list[Value]:
+    return [*function.inputs, *(value for node in function.nodes for value in node.results)]

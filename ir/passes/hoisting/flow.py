@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Hashable
 
 from tkcc.ir.graph import PARAMETER, Function, Node, Value
+from tkcc.ir.hashing import node_key
 from tkcc.ir.op import lookup
 from tkcc.ir.ops.collectives import Collective
 
@@ -17,9 +19,9 @@ VIEWS = {"reshape", "lax.reshape", "lax.squeeze", "lax.expand_dims", "lax.broadc
 class Fact:
     """A value that depends on parameters and constants only.
 
-    `array` is the value that holds it: itself, or for an input of a scan's body the operand of the
-    scan. `loops` are the scans that see another slice of it, or compute it anew, in each step.
-    `is_constant`: it depends on no parameter.
+    `array` is the value that holds it: itself, or the first value that is computed in the same way,
+    or for an input of a scan's body the operand of the scan. `loops` are the scans that see another
+    slice of it, or compute it anew, in each step. `is_constant`: it depends on no parameter.
     """
 
     array: Value
@@ -39,6 +41,7 @@ class ParameterFlow:
         self.originals = set(self.facts)
         self.nodes: list[Node] = []
         self.read: set[Value] = set()
+        self._known: dict[Hashable, tuple[Value, ...]] = {}
         self._walk(function)
 
     def _walk(self, function: Function) -> None:
@@ -56,8 +59,9 @@ class ParameterFlow:
     def _add(self, node: Node, operands: list[Fact]) -> None:
         is_constant = all(fact.is_constant for fact in operands)
         loops = frozenset().union(*(fact.loops for fact in operands))
-        for value in node.results:
-            self.facts[value] = Fact(value, loops, is_constant)
+        arrays = self._known.setdefault(_expression(node, operands), node.results)
+        for value, array in zip(node.results, arrays, strict=True):
+            self.facts[value] = Fact(array, loops, is_constant)
         if not is_constant:
             self.nodes.append(node)
 
@@ -89,10 +93,25 @@ class ParameterFlow:
         steps = math.prod(int(loop.attribute("length")) for loop in self.facts[array].loops)
         return array.type.bytes * steps
 
+    def arrays_of(self, node: Node) -> list[Value]:
+        """What holds the node's results."""
+        return [self.facts[value].array for value in node.results]
+
+    def held(self, function: Function, arrays: set[Value]) -> list[Value]:
+        """The results of the function's own nodes that these arrays hold."""
+        values = (value for node in function.nodes for value in node.results)
+        return [v for v in values if v in self.facts and self.facts[v].array in arrays]
+
     def parameters_of(self, node: Node) -> list[Fact]:
         """The node's operands that depend on parameters."""
         facts = (self.facts[value] for value in node.operands)
         return [fact for fact in facts if not fact.is_constant]
+
+
+def _expression(node: Node, operands: list[Fact]) -> Hashable:
+    """Equal for nodes that compute the same, also from equally many slices in two scans."""
+    read = [(f.array, *sorted(int(n.attribute("length")) for n in f.loops)) for f in operands]
+    return (*node_key(node.replace(operands=())), tuple(read))
 
 
 def can_move(node: Node) -> bool:

@@ -59,7 +59,7 @@ class _Parts:
 
 def _split(node: Node, flow: ParameterFlow, stored: set[Value]) -> list[Node]:
     body = split_scans(node.regions[0], flow, stored)
-    wanted = [v for inner in body.nodes for v in inner.results if v in stored]
+    wanted = flow.held(body, stored)
     if not wanted:
         return [node if body is node.regions[0] else node.replace(regions=(body,))]
     parts = _Parts.of(node, body)
@@ -86,7 +86,6 @@ def _note(
     """The outer values are stored now, and vary over the loops that are left."""
     for old, new in zip(inner, outer, strict=True):
         flow.facts[new] = Fact(new, flow.facts[old].loops - {scan})
-    stored.difference_update(inner)
     stored.update(outer)
 
 

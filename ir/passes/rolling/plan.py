@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -24,38 +24,18 @@ from tkcc.ir.passes.rolling.chunks import (
     Wiring,
     dependents,
     longest_window,
-    read_outside,
     slots,
     wire,
 )
 from tkcc.ir.passes.rolling.periods import Run
 from tkcc.ir.passes.rolling.predecessor import predecessor
-from tkcc.ir.passes.rolling.rows import JOINS, NODES_PER_ROW, definer, rows_of
+from tkcc.ir.passes.rolling.rows import definer, rows_of
+from tkcc.ir.passes.rolling.saving import MIN_SAVING, Sequenced, is_worth_it, saved_nodes
 from tkcc.ir.passes.rolling.symbols import same_rows
 
-MIN_SAVING = 8  # nodes; shorter chains without inputs of their own are left to be fused
 _MAX_STARTS = 4
 _MAX_VISITS = 64
 _MAX_GROUPING = 16
-
-Symbol = Callable[[Node], int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Sequenced:
-    """A function, the nodes whose repetition counts (in order), and their symbols.
-
-    `literal` are values computed from constants alone. `shared` are values that belong to no single
-    layer, and are not stacked: in a loop's body, what is the same in every step. Layers that read
-    different ones are of different kinds.
-    """
-
-    function: Function
-    sequence: list[Node]
-    early: set[Node]
-    symbol: Symbol
-    literal: Collection[Value]
-    shared: set[Value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +65,7 @@ def plans_for(given: Sequenced, runs: Sequence[Run], minimum: int) -> list[Plan]
     found: list[Plan] = []
     position = {node: i for i, node in enumerate(given.sequence)}
     covered = np.zeros(len(given.sequence), np.bool_)
-    own = np.cumsum([0, *(_reads_own(given, node) for node in given.sequence)])
+    own = np.cumsum([0, *(given.reads_own(node) for node in given.sequence)])
     budget = _MAX_VISITS * len(given.sequence)
     for run in runs:
         has_own = own[run.stop] > own[run.start]
@@ -97,10 +77,6 @@ def plans_for(given: Sequenced, runs: Sequence[Run], minimum: int) -> list[Plan]
             found.append(plan)
             covered[[position[node] for node in plan.nodes if node in position]] = True
     return found
-
-
-def _reads_own(given: Sequenced, node: Node) -> bool:
-    return any(_is_own(given, value) for value in node.operands)
 
 
 def best_plan(given: Sequenced, run: Run, minimum: int) -> Plan | None:
@@ -172,11 +148,11 @@ def _plan_from(given: Sequenced, run: Run, start: int, minimum: int) -> Plan | N
     chunks, wiring = _without_repeated_slices(chunks, wiring)
     chunks, wiring = _absorbed(given, chunks, wiring)
     lifted = _lifted(chunks, wiring)
-    saving = _saving(given, chunks, wiring, lifted)
+    saving = saved_nodes(given, chunks, wiring, lifted)
     stacked = {value for slot in slots(wiring) if slot.kind == SLICED for value in slot.values}
     if stacked & given.shared:
         return None
-    if len(chunks) < minimum or not _is_worth_it(given, wiring, saving):
+    if len(chunks) < minimum or not is_worth_it(given, wiring, saving):
         return None
     return Plan(chunks, wiring, lifted, saving)
 
@@ -219,13 +195,24 @@ def _repeats_slices(wiring: Wiring) -> bool:
 
 def _absorbed(given: Sequenced, chunks: list[Chunk], wiring: Wiring) -> tuple[list[Chunk], Wiring]:
     """Move equal nodes that each serve one chunk only, and stand before all, into their chunks."""
-    while makers := list(_absorbable(given, chunks, wiring)):
-        lead = list(zip(*makers, strict=True))
-        chunks = [(*made, *chunk) for made, chunk in zip(lead, chunks, strict=True)]
-        wired = wire(chunks)
-        assert wired is not None, "what a chunk read from outside is computed outside"
-        wiring = wired
-    return chunks, wiring
+    while True:
+        makers = list(_absorbable(given, chunks, wiring))
+        tries = [makers] if len(makers) < 2 else [makers, *([one] for one in makers)]
+        found = next((new for some in tries if (new := _with_lead(chunks, some))), None)
+        if not makers or found is None:
+            return chunks, wiring
+        chunks, wiring = found
+
+
+def _with_lead(
+    chunks: Sequence[Chunk], makers: Sequence[Chunk]
+) -> tuple[list[Chunk], Wiring] | None:
+    """The chunks with these nodes in front; None if they do not read alike then, because a node
+    that is in its chunk now has another place in one of the others."""
+    lead = list(zip(*makers, strict=True)) if makers else [() for _ in chunks]
+    longer = [(*made, *chunk) for made, chunk in zip(lead, chunks, strict=True)]
+    wired = wire(longer)
+    return None if wired is None else (longer, wired)
 
 
 def _absorbable(given: Sequenced, chunks: list[Chunk], wiring: Wiring) -> Iterator[Chunk]:
@@ -273,53 +260,3 @@ def _lifted(chunks: Sequence[Chunk], wiring: Wiring) -> frozenset[int]:
         ):
             lifted.add(place)
     return frozenset(lifted)
-
-
-def _saving(
-    given: Sequenced, chunks: Sequence[Chunk], wiring: Wiring, lifted: frozenset[int]
-) -> int:
-    """Nodes fewer than before. Stacks of inputs are not counted: they are hoisted or merged."""
-    define = definer(given.function)
-    stacks = {
-        slot.values
-        for slot in slots(wiring)
-        if slot.kind == SLICED and not _is_own(given, slot.values[0])
-        if rows_of(slot.values, define) is None
-    }
-    kept = len(chunks[0]) - len(lifted)
-    rows = _rows_taken(given, chunks, wiring, lifted)
-    return (len(chunks) - 1) * kept - 1 - len(stacks) - NODES_PER_ROW * rows
-
-
-def _rows_taken(
-    given: Sequenced, chunks: Sequence[Chunk], wiring: Wiring, lifted: frozenset[int]
-) -> int:
-    """How many results of single chunks must be taken out of the scan's stacked results.
-
-    Not counted: new state, which is merged, and what is only stacked again.
-    """
-    rows = read_outside(given.function, chunks, wiring, lifted).rows
-    inside = {node for chunk in chunks for node in chunk}
-    outputs = set(given.function.outputs)
-    state = {given.function.outputs[i] for i, _ in given.function.aliases}
-    count = 0
-    for (i, k), numbers in rows.items():
-        for value in (chunks[number][i].results[k] for number in numbers):
-            readers = set(given.function.uses.get(value, ())) - inside
-            is_joined = value not in outputs and all(n.op in JOINS for n in readers)
-            count += value not in state and not is_joined
-    return count
-
-
-def _is_own(given: Sequenced, value: Value) -> bool:
-    """Whether the value is an input, or made of inputs before all layers."""
-    if value in given.literal:
-        return False
-    found = given.function.definitions.get(value)
-    return found is None or found[0] in given.early
-
-
-def _is_worth_it(given: Sequenced, wiring: Wiring, saving: int) -> bool:
-    """Layers have weights or state of their own; other chains are rolled only when long."""
-    has_own = any(slot.kind == SLICED and _is_own(given, slot.values[0]) for slot in slots(wiring))
-    return saving >= (1 if has_own else MIN_SAVING)

@@ -173,7 +173,7 @@ def _some(rng: np.random.Generator, type_: Any) -> jax.Array:
     dtype = type_.struct().dtype
     if type_.dtype[0] in "iu":
         return jnp.asarray(rng.integers(0, 4, type_.shape), dtype)
-    return jnp.asarray(rng.standard_normal(type_.shape) * 0.3, dtype)
+    return jnp.asarray(rng.standard_normal(type_.shape) * 0.1, dtype)
 
 
 def assert_same(first: dict[str, Any], second: dict[str, Any], tolerance: float = 1e-5) -> None:

@@ -390,6 +390,30 @@ def test_bodies_of_loops_are_rolled() -> None:
 # Values that are read elsewhere.
 
 
+def test_results_of_all_layers_are_given_one_by_one() -> None:
+    def model(params: Any, x: Any) -> Any:
+        out = []
+        for w in params:
+            x = x + jnp.tanh(x @ w)
+            out.append(x)
+        return out[0] + out[2], x, out[1]
+
+    rolled = check(plain(model, weights(4), X, parameters=("params",)))
+    assert lengths(rolled) == [4]
+
+
+def test_results_of_all_layers_that_are_stacked_come_from_the_scan() -> None:
+    def model(params: Any, x: Any) -> Any:
+        out = []
+        for w in params:
+            x = x + jnp.tanh(x @ w)
+            out.append(x)
+        return jnp.stack(out), x
+
+    rolled = check(plain(model, weights(4), X, parameters=("params",)))
+    assert rolled.function().outputs[0] is scan_of(rolled).results[1]
+
+
 def test_a_value_of_the_first_layer_that_all_others_read_is_a_constant_of_the_scan() -> None:
     def model(params: Any, x: Any) -> Any:
         first = None
@@ -415,6 +439,24 @@ def test_what_was_computed_for_each_layer_before_all_moves_into_the_scan() -> No
     rolled = check(plain(model, both, X, X, parameters=("params",)))
     assert scans(rolled) == [(4, 5)]
     assert "lax.dot_general" not in [node.op for node in rolled.function().nodes]
+
+
+def test_what_was_computed_before_stays_there_if_it_serves_the_first_layer_in_another_way() -> None:
+    inputs = [value("f32[4]", "x"), *(value("f32[4]", f"w_{i}") for i in range(4))]
+    roles = ("arg", *("param",) * 4)
+    sine, other = {"accuracy": None}, {"out_dtype": None}
+    nodes: list[Node] = []
+    last = inputs[0]
+    for i, w in enumerate(inputs[1:]):
+        one = build("lax.tanh", w, attributes=sine)
+        two = one if i == 0 else build("lax.sin", w, attributes=sine)
+        nodes += [one] if i == 0 else [one, two]
+        nodes.append(build("lax.neg", two.result))
+        nodes.append(build("lax.mul", last, nodes[-1].result, attributes=other))
+        nodes.append(build("lax.add", nodes[-1].result, one.result))
+        last = nodes[-1].result
+    before = Module({"main": Function(tuple(inputs), tuple(nodes), (last,), roles)})
+    assert lengths(check(before)) == [4]
 
 
 def test_several_values_go_from_layer_to_layer() -> None:
@@ -637,6 +679,13 @@ def test_any_irregular_program_keeps_its_results(program: tuple[Function, int]) 
     assert_equal_results(before, rolled)
     cleaned = clean_module(Module({"main": before}))
     assert_equal_results(before, roll(cleaned).function())
+
+
+@given(programs(regular=False))
+@settings(max_examples=30)
+def test_rolling_again_changes_nothing(program: tuple[Function, int]) -> None:
+    rolled = roll(Module({"main": program[0]}))
+    assert roll(rolled) is rolled
 
 
 def test_rolling_twice_changes_nothing_more() -> None:

@@ -268,6 +268,24 @@ def test_a_bias_made_of_counts_leaves_the_causal_mask_a_bound():
     assert attributes(after, "attention")["causal"] is True
 
 
+def test_queries_that_all_rows_share_are_repeated():
+    def f(w: Any, k: Any, v: Any) -> Any:
+        weights = jax.nn.softmax(jnp.einsum("thd,bshd->bhts", w, k) * SCALE)
+        return jnp.einsum("bhts,bshe->bthe", weights, v)
+
+    args = struct("f32", T, H, D), struct("f32", B, S, H, D), struct("f32", B, S, H, E)
+    after = check(plain(f, *args, parameters=("w",)))
+    assert node(after, "attention").operands[0].type.shape == (B, T, H, D)
+
+
+def test_a_number_added_to_all_scores_changes_nothing():
+    def f(q: Any, k: Any, v: Any) -> Any:
+        weights = jax.nn.softmax(scores_bthd(q, k) + 1.5)
+        return jnp.einsum("bhts,bshe->bthe", weights, v)
+
+    assert named(check(plain(f, *(struct("f32", *s) for s in BTHD)))) == {"attention": 1}
+
+
 # --- what must not be raised ----------------------------------------------------------------------
 
 
