@@ -41,12 +41,12 @@ def lower_language_model(
     """
     config = model.config
     dtype = model.embedding.get_value().dtype  # of an array or a ShapeDtypeStruct
-    cache = jax.ShapeDtypeStruct(
+    cache = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
         (config.num_layers, shape.batch, shape.context, config.num_kv_heads, config.head_dim),
         dtype,
     )
-    row = jax.ShapeDtypeStruct((shape.batch,), jnp.int32)
-    prompt = jax.ShapeDtypeStruct((shape.batch, shape.prompt), jnp.int32)
+    row = jax.ShapeDtypeStruct((shape.batch,), jnp.int32)  # type: ignore[no-untyped-call]
+    prompt = jax.ShapeDtypeStruct((shape.batch, shape.prompt), jnp.int32)  # type: ignore[no-untyped-call]
     calls = {
         "prefill": Call(model.prefill, (prompt, row, cache, cache), state=STATE, outputs=OUTPUTS),
         "decode": Call(model.decode, (row, row, cache, cache), state=STATE, outputs=OUTPUTS),
