@@ -101,14 +101,19 @@ class UpdateStackedCache(Op):
         new = new.astype(cache.dtype)
         if attributes["layout"] == "bhsd":
             new = jnp.swapaxes(new, 1, 2)
-        zero = jnp.zeros((), start.dtype)
-        for row in range(new.shape[0]):
-            at = (start[row], zero) if attributes["layout"] == "bshd" else (zero, start[row])
-            where = (index.astype(start.dtype), jnp.full((), row, start.dtype), *at, zero)
-            cache = lax.dynamic_update_slice(
-                cache, new[row][None, None], where, allow_negative_indices=False
-            )
-        return cache
+        # One scatter of whole pieces: it compiles in the same time for any batch.
+        place = 2 if attributes["layout"] == "bshd" else 3
+        room = cache.shape[place] - new.shape[place - 1]
+        rows = jnp.arange(new.shape[0], dtype=start.dtype)
+        layer = jnp.clip(index, 0, cache.shape[0] - 1).astype(start.dtype)
+        where = jnp.stack([jnp.broadcast_to(layer, rows.shape), rows, jnp.clip(start, 0, room)], 1)
+        numbers = lax.ScatterDimensionNumbers(
+            update_window_dims=(1, 2, 3),
+            inserted_window_dims=(0, 1),
+            scatter_dims_to_operand_dims=(0, 1, place),
+        )
+        mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        return lax.scatter(cache, where, new, numbers, unique_indices=True, mode=mode)
 
     def factors(self, node: Node) -> Factors:
         s, t, row = f"s{WHOLE}", f"t{WHOLE}", f"l{WHOLE}"
