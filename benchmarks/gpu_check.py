@@ -26,7 +26,8 @@ from tkcc.ir.types import type_of
 from tkcc.language import StepShape, lower_language_model
 from tkcc.models.llama import Llama
 from tkcc.models.llama_config import LlamaConfig
-from tkcc.optimize.run import Experiment, Observer, Optimizer, Plan
+from tkcc.optimize.records import Experiment, Observer, Plan
+from tkcc.optimize.run import Optimizer
 from tkcc.optimize.session import Session
 
 # Sizes of Llama-3.2-1B (its config.json); 2.47 GB of bfloat16 weights are read per token.

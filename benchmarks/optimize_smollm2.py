@@ -11,7 +11,7 @@ import common
 
 from tkcc.api import optimize
 from tkcc.cli.common import seconds
-from tkcc.optimize.run import Experiment, Observer
+from tkcc.optimize.records import Experiment, Observer
 
 
 class Printer(Observer):

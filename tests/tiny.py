@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import jax.numpy as jnp
 from flax import nnx
 
 from tkcc.candidate import Workload
@@ -35,7 +36,7 @@ CONFIG = LlamaConfig(
 
 
 @functools.cache
-def tiny_module() -> Module:
+def tiny_module(dtype: str = "float32") -> Module:
     """prefill and decode of the tiny model, with its weights."""
-    model = Llama(CONFIG, rngs=nnx.Rngs(0))
+    model = Llama(CONFIG, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
     return lower_language_model(model, SHAPE, name="tiny")

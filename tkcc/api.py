@@ -13,7 +13,8 @@ from tkcc.frontends.lowering import Call, lower, lower_functions
 from tkcc.ir.graph import Module
 from tkcc.ir.passes.hoist import hoist
 from tkcc.language import StepShape
-from tkcc.optimize.run import Observer, Optimizer, Plan, Result
+from tkcc.optimize.records import Observer, Plan, Result
+from tkcc.optimize.run import Optimizer
 from tkcc.optimize.session import Session
 from tkcc.workloads import load_language
 

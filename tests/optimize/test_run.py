@@ -16,8 +16,9 @@ from tkcc.ir.hashing import module_hash
 from tkcc.ir.rewrite import rule as rules
 from tkcc.ir.rewrite.pattern import parse_rules
 from tkcc.optimize import run as optimize_run
-from tkcc.optimize.correctness import check, references
-from tkcc.optimize.run import Observer, Optimizer, Plan
+from tkcc.optimize.correctness import Reference, check, oracle, references
+from tkcc.optimize.records import Observer, Plan
+from tkcc.optimize.run import Optimizer
 from tkcc.optimize.search import Move
 from tkcc.optimize.session import DECODE, PREFILL, Session
 
@@ -72,7 +73,7 @@ def test_every_exact_rule_that_applies_is_tried_and_none_is_wrong(result):
     found, recorder = result
     alone = {item.title for item in found.experiments if item.against == "baseline"}
     assert {"merge_qkv", "merge_linears", "cache_layout", "carry_caches"} <= alone
-    assert {item.outcome for item in found.experiments} <= {"faster", "not faster"}
+    assert {item.outcome for item in found.experiments} <= {"faster", "not faster", "undecided"}
     assert list(found.experiments) == recorder.seen
 
 
@@ -105,14 +106,53 @@ def test_a_wrong_rule_is_called_wrong_and_never_wins(session, monkeypatch):
 
 def test_check_sees_a_wrong_program_and_accepts_the_baseline(session):
     session.runtime.swap(session.baseline)
-    known = references(session, [session.read(PROMPTS[0])], 3)
-    verdict = check(session, known, dtype="float32")
+    known = references(session, [PROMPTS[0]], 3)
+    verdict = check(session, known)
     assert verdict.right
     assert (verdict.error, verdict.agreement) == (0.0, 1.0)
-    broken = [
-        type(item)(item.start, item.tokens, item.logits + np.arange(64) % 2) for item in known
-    ]
-    assert not check(session, broken, dtype="float32").right
+    broken = [Reference(item.start, item.tokens, item.logits + np.arange(64) % 2) for item in known]
+    assert not check(session, broken).right
+
+
+def test_in_bfloat16_the_baselines_own_rounding_is_what_is_allowed():
+    with (
+        Session(tiny_module("bfloat16"), CPU, SHAPE) as session,
+        oracle(session, "bfloat16") as exact,
+    ):
+        known = references(session, [PROMPTS[0]], 3, exact)
+        rounding = known[0].rounding()
+        assert 1e-3 < rounding < 0.1
+        verdict = check(session, known)
+        assert verdict.right
+        assert verdict.error == rounding
+        assert verdict.allowed == 2 * rounding
+        item, shift = known[0], np.arange(64) % 2  # another model's logits, as precise as these
+        other = Reference(item.start, item.tokens, item.logits + shift, item.exact + shift)
+        assert "logits differ" in check(session, [other]).reason
+
+
+def test_float32_needs_no_oracle(session):
+    assert oracle(session, "float32") is None
+
+
+def test_the_search_leaves_time_to_confirm_and_says_what_it_could_not_try(session):
+    now = [0.0]
+
+    def clock():
+        now[0] += 0.5
+        return now[0]
+
+    recorder = Recorder()
+    plan = Plan(budget=40.0, block_seconds=0.005, check_steps=2, confirm_prompts=1)
+    optimizer = Optimizer(session, WORKLOAD, PROMPTS, plan, recorder, clock=clock)
+    optimizer.seconds_per_node = 0.0
+    learn = optimizer._learn_compile_cost
+    # compiling is said to cost a second a node, so every larger program is too long
+    optimizer._learn_compile_cost = lambda proposal, seconds: learn(proposal, 1e4)
+    found = optimizer.run()
+    assert {item.outcome for item in found.experiments} == {"not tried"}
+    assert all("s to compile" in item.reason for item in found.experiments)
+    assert not found.confirmed
 
 
 def test_state_survives_swaps_in_the_middle_of_decoding(session):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,9 @@ from rich.table import Table as RichTable
 from tkcc.cli.common import add_model, console, seconds, shape_of
 from tkcc.files import write_text
 from tkcc.ir.errors import TkccError
-from tkcc.optimize.run import Observer
+from tkcc.optimize.records import Observer, Plan
 
-# A few sequences side by side, as a small server runs them. At batch 1 a CPU spends its time
-# reading weights, and exact rules have little to win.
+# A few sequences side by side, as a small server runs them.
 DEFAULT_BATCH = 8
 
 
@@ -58,7 +58,7 @@ def _add_optimize(commands: Any) -> None:
 
 def _optimize(options: argparse.Namespace) -> int:
     from tkcc.backends.base import Target
-    from tkcc.optimize.run import Optimizer, Plan
+    from tkcc.optimize.run import Optimizer
     from tkcc.optimize.session import Session
 
     budget = seconds(options.budget)
@@ -155,6 +155,8 @@ def _gain_text(experiment: Any) -> str:
     if experiment.speedup is None:
         return ""
     low, high = experiment.interval
+    if math.isinf(high):  # given up after a few pairs, which bound nothing
+        return f"{experiment.speedup:.2f}x (few pairs)"
     return f"{experiment.speedup:.3f}x ({low:.2f} to {high:.2f})"
 
 
@@ -192,7 +194,8 @@ def _print_verdict(result: Any, folder: Path, screen: Console) -> None:
         screen.print(f"[yellow]no verified speed-up[/yellow] ({figures})")
     print(f"winner: {result.candidate.title()} ({result.candidate.kind})")
     print(
-        f"checked on unseen prompts: logit error {result.verdict.error:.1e} of their spread, "
+        f"checked on unseen prompts: logit error {result.verdict.error:.1e} of their spread "
+        f"(exact: below {result.verdict.allowed:.1e}), "
         f"{result.verdict.agreement:.0%} of greedy tokens agree"
     )
     print(f"noise (program against itself): {noise_low:.2f} to {noise_high:.2f}")

@@ -8,7 +8,7 @@ from typing import Any
 from tkcc.backends.base import Target
 from tkcc.candidate import Candidate, replay, schedule_of
 from tkcc.ir.rewrite.rule import EXACT
-from tkcc.optimize.correctness import Verdict, check, references
+from tkcc.optimize.correctness import Verdict, check, oracle, references
 from tkcc.optimize.session import DECODE, PREFILL, Session
 from tkcc.optimize.timing import compare
 from tkcc.workloads import Language
@@ -34,11 +34,12 @@ def run_again(candidate: Candidate, language: Language, *, pairs: int) -> Again:
     target = Target.parse(candidate.target)
     with Session(language.module, target, language.shape) as session:
         sets = language.prompt_sets(1, 1)
-        known = references(session, [session.read(prompts) for prompts in sets], CHECKED_STEPS)
+        exact = oracle(session, candidate.workload.dtype)
+        known = references(session, sets, CHECKED_STEPS, exact)
         program = session.compile(module, schedule_of(candidate), functions=(PREFILL, DECODE))
         session.runtime.swap(program)
         limit = None if candidate.kind == EXACT else _APPROXIMATE_KL
-        verdict = check(session, known, dtype=language.workload.dtype, max_kl=limit)
+        verdict = check(session, known, max_kl=limit)
         found = compare(
             session,
             session.baseline,

@@ -1,88 +1,38 @@
-"""One optimisation run: the loop of experiments, and its record."""
+"""One optimisation run: the loop of experiments."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tkcc.backends.base import Program
-from tkcc.candidate import Candidate, Workload
+from tkcc.candidate import Workload
 from tkcc.ir.errors import BackendError
 from tkcc.ir.hashing import module_hash
-from tkcc.optimize.correctness import Reference, Verdict, check, references
+from tkcc.optimize.correctness import Reference, Verdict, check, oracle, references
+from tkcc.optimize.records import Experiment, Observer, Plan, Result
 from tkcc.optimize.search import Move, Proposal, join, moves
-from tkcc.optimize.session import Session
+from tkcc.optimize.session import DECODE, PREFILL, Session
 from tkcc.optimize.timing import Comparison, compare
 
 SEARCH_CONFIDENCE, FINAL_CONFIDENCE = 0.9, 0.99
 ALONE_PAIRS, JOIN_PAIRS, FINAL_PAIRS = 6, 10, 24
+FEWEST_FINAL_PAIRS = 8  # the fewest whose 99 % interval is bounded
 MIN_GAIN = 1.01  # a winner's interval must lie above this, and above the noise
-FINAL_SHARE = 0.25  # of the budget is kept for confirming the winner
+NOISE_COUNTS = 1.05  # noise up to here raises the bar; above it, pairs outvote it
+FINAL_SHARE = 0.2  # of the budget is kept for confirming the winner, at least
+ALONE_SHARE = 0.5  # of the search at most goes to rules alone; the rest is for joining them
+BOTH_COMPILE = 3.0  # compiling prefill and decode, in compiles of decode
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
-    """One candidate's way from proposal to verdict, with the seconds of each part."""
+class Tried:
+    """A move's experiment, and the program that it made if that could be judged."""
 
-    title: str
-    against: str
-    outcome: str  # faster, not faster, wrong, failed
-    reason: str
-    speedup: float | None
-    interval: tuple[float, float] | None
-    milliseconds: tuple[float, float] | None  # medians per step: compared with, candidate
-    verdict: Verdict | None
-    seconds: dict[str, float]  # rewrite, compile, swap, check, measure
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a run found. `speedup` is the final, confirmed one over the un-rewritten program."""
-
-    candidate: Candidate
-    speedup: float
-    interval: tuple[float, float]
-    milliseconds: tuple[float, float]
-    confirmed: bool
-    verdict: Verdict
-    noise: tuple[float, float]
-    experiments: tuple[Experiment, ...]
-    provenance: str
-    seconds: float
-
-    def record(self) -> dict[str, Any]:
-        """As plain data for JSON."""
-        plain = dataclasses.asdict(self)
-        plain["candidate"] = self.candidate.model_dump()
-        return plain
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How a run measures: seconds of budget, seconds per timed block, checked steps per prompt."""
-
-    budget: float
-    block_seconds: float = 0.4
-    check_steps: int = 6
-    check_prompts: int = 2  # sets of prompts that candidates are checked on while searching
-    confirm_prompts: int = 4  # sets that only the winner is checked on
-    max_kl: float | None = None
-
-    @property
-    def approximate(self) -> bool:
-        return self.max_kl is not None
-
-
-class Observer:
-    """Hears of progress; the command line draws it."""
-
-    def phase(self, text: str) -> None:
-        """A new phase begins."""
-
-    def experiment(self, experiment: Experiment, best: float) -> None:
-        """An experiment ended; `best` is the incumbent's speed-up so far."""
+    experiment: Experiment
+    proposal: Proposal
+    program: Program | None
 
 
 class Optimizer:
@@ -103,120 +53,160 @@ class Optimizer:
         self.prompts = prompts
         self.began = clock()
         self.experiments: list[Experiment] = []
-        self.tried: dict[str, Experiment] = {}
+        self.tried: set[str] = set()
+        self.gains: dict[Move, float] = {}
         self.known: list[Reference] = []
         self.noise = (1.0, 1.0)
         self.block_steps = 1
+        self.step_seconds = 0.0
+        self.seconds_per_node = 0.0
         self.incumbent = Proposal(session.module, ())
         self.incumbent_program = session.baseline
+        self.incumbent_compile = 0.0
         self.best = 1.0
+        self.exact: Session | None = None
 
     def run(self) -> Result:
         """Search, confirm, and return what was found. The winner is left in the slot."""
-        self.observer.phase("reading prompts with the un-rewritten program")
-        if self.session.runtime.program is not self.session.baseline:
-            self.session.runtime.swap(self.session.baseline)
-        self.known = self._references(self.prompts[: self.plan.check_prompts])
-        self.observer.phase("measuring the noise: the program against itself")
-        self._measure_noise()
-        self._search()
-        self.observer.phase("confirming the winner on prompts that the search did not see")
-        return self._confirm()
+        self._swap(self.session.baseline)
+        self.exact = oracle(self.session, self.workload.dtype)
+        try:
+            self.observer.phase("reading prompts with the un-rewritten program")
+            self.known = self._references(self.prompts[: self.plan.check_prompts])
+            self.observer.phase("measuring the noise: the program against itself")
+            self._measure_noise()
+            self._search()
+            self.observer.phase("confirming the winner on prompts that the search did not see")
+            return self._confirm()
+        finally:
+            if self.exact is not None:
+                self.exact.close()
+
+    def _swap(self, program: Program) -> None:
+        if self.session.runtime.program is not program:
+            self.session.runtime.swap(program)
 
     def _references(self, sets: Sequence[Sequence[Sequence[int]]]) -> list[Reference]:
-        starts = [self.session.read(prompts) for prompts in sets]
-        return references(self.session, starts, self.plan.check_steps)
+        return references(self.session, sets, self.plan.check_steps, self.exact)
 
     def _measure_noise(self) -> None:
         self.block_steps = self._calibrated()
-        twin = self.session.compile(self.session.module)
+        watch: dict[str, float] = {}
+        with _Stopwatch(watch, "compile"):
+            twin = self.session.compile(self.session.module)
+        self.incumbent_compile = watch["compile"]
+        self._learn_compile_cost(self.incumbent, watch["compile"])
         found = self._compare(self.session.baseline, twin, JOIN_PAIRS, lambda _: False)
         self.noise = found.interval(SEARCH_CONFIDENCE)
 
     def _calibrated(self) -> int:
         """Steps that take about `block_seconds`: enough to time, few enough to alternate often."""
         self.session.timed(self.known[0].start, 1)
-        step = self.session.timed(self.known[0].start, 3)
-        return max(1, min(self._room(), round(self.plan.block_seconds / step)))
+        self.step_seconds = self.session.timed(self.known[0].start, 3)
+        return max(1, min(self._room(), round(self.plan.block_seconds / self.step_seconds)))
 
     def _room(self) -> int:
         """Steps that fit into the caches after the longest prompt."""
         return self.session.shape.context - self.session.shape.prompt - 1
 
+    # --- time ----------------------------------------------------------------------------------
+
     def _left(self) -> float:
-        """Seconds left for searching."""
-        return self.plan.budget * (1 - FINAL_SHARE) - (self.clock() - self.began)
+        """Seconds left for searching: the rest is kept for confirming."""
+        kept = max(FINAL_SHARE * self.plan.budget, self._confirm_seconds())
+        return self.plan.budget - kept - (self.clock() - self.began)
+
+    def _confirm_seconds(self) -> float:
+        """What confirming the incumbent takes, from what its parts took so far."""
+        passes = 3 * self.plan.check_steps + self.session.shape.prompt  # a prefill costs its tokens
+        reading = self.plan.confirm_prompts * passes * self.step_seconds
+        timing = 2 * FEWEST_FINAL_PAIRS * (self.block_steps + 1) * self.step_seconds
+        return BOTH_COMPILE * self.incumbent_compile + reading + timing
+
+    def _learn_compile_cost(self, proposal: Proposal, seconds: float) -> None:
+        """Keep the lowest seconds per node, so that only what is surely too long is left out."""
+        rate = seconds / proposal.module.function(DECODE).size()
+        self.seconds_per_node = min(self.seconds_per_node or rate, rate)
+
+    def _too_long(self, proposal: Proposal) -> str:
+        """Why there is no time for a proposal; empty if there is."""
+        needed = self.seconds_per_node * proposal.module.function(DECODE).size()
+        left = self._left()
+        return f"about {needed:.0f} s to compile, {left:.0f} s left" if needed > left else ""
 
     # --- search --------------------------------------------------------------------------------
 
     def _search(self) -> None:
         everything = moves(self.plan.approximate)
         self.observer.phase("each rule alone")
-        alone = {move: self._try(move) for move in everything}
-        order = sorted(everything, key=lambda move: -_gain(alone[move]))
-        self._take_best(order, alone)
+        until = self._left() * (1 - ALONE_SHARE)
+        alone = Proposal(self.session.module, ())
+        winners: list[Tried] = []
+        for move in everything:
+            if self._left() <= until:
+                break
+            tried = self._experiment(alone, move, self.session.baseline)
+            if tried is not None and tried.experiment.outcome == "faster":
+                winners.append(tried)
+        if winners:
+            self._adopt(max(winners, key=lambda item: _speedup(item.experiment)))
+        self._join_all(everything)
+
+    def _join_all(self, everything: Sequence[Move]) -> None:
+        """Add moves to the best so far, the promising first, until none helps or time is up."""
         changed = True
         while changed and self._left() > 0:
             self.observer.phase(f"joining with the best so far ({self.best:.2f}x)")
             changed = False
-            for move in order:
+            for move in sorted(everything, key=lambda move: -self._promise(move)):
                 if self._left() <= 0:
                     break
-                changed = self._join(move) or changed
+                tried = self._experiment(self.incumbent, move, self.incumbent_program)
+                if tried is not None and tried.experiment.outcome == "faster":
+                    self._adopt(tried)
+                    changed = True
 
-    def _try(self, move: Move) -> Experiment | None:
-        """Experiment with a move on the baseline; None if it does not apply or time is up."""
-        if self._left() <= 0:
-            return None
-        return self._experiment(Proposal(self.session.module, ()), move, self.session.baseline)[0]
+    def _promise(self, move: Move) -> float:
+        """The best speed-up seen with the move, or with its rule, or 1 for what is untried."""
+        siblings = [gain for other, gain in self.gains.items() if other.rule == move.rule]
+        return self.gains.get(move, max(siblings, default=1.0))
 
-    def _take_best(self, order: Sequence[Move], alone: dict[Move, Experiment | None]) -> None:
-        """The best single winner becomes the incumbent."""
-        best = alone[order[0]]
-        if best is None or best.outcome != "faster":
-            return
-        proposal = join(self.session.module, self.incumbent, order[0])
-        assert proposal is not None
-        assert best.speedup is not None
-        self._adopt(proposal, self.session.compile(proposal.module), best.speedup)
+    def _adopt(self, tried: Tried) -> None:
+        """A faster program becomes the incumbent."""
+        assert tried.program is not None
+        self.best *= _speedup(tried.experiment)
+        self.incumbent, self.incumbent_program = tried.proposal, tried.program
+        self.incumbent_compile = tried.experiment.seconds["compile"]
 
-    def _join(self, move: Move) -> bool:
-        """Try a move on top of the incumbent; adopt it if it is faster."""
-        experiment, proposal, program = self._experiment(
-            self.incumbent, move, self.incumbent_program
-        )
-        if experiment is None or experiment.outcome != "faster":
-            return False
-        assert proposal is not None
-        assert program is not None
-        assert experiment.speedup is not None
-        self._adopt(proposal, program, self.best * experiment.speedup)
-        return True
-
-    def _adopt(self, proposal: Proposal, program: Program, speedup: float) -> None:
-        self.incumbent, self.incumbent_program, self.best = proposal, program, speedup
-
-    def _experiment(
-        self, base: Proposal, move: Move, rival: Program
-    ) -> tuple[Experiment | None, Proposal | None, Program | None]:
-        """From a move to a verdict against `rival`; nothing if there is nothing new to try."""
+    def _experiment(self, base: Proposal, move: Move, rival: Program) -> Tried | None:
+        """From a move to a verdict against `rival`; None if there is nothing new to try."""
         seconds: dict[str, float] = {}
         with _Stopwatch(seconds, "rewrite"):
             proposal = join(self.session.module, base, move)
         if proposal is None or proposal.hash in self.tried or proposal.hash == base.hash:
-            return None, None, None
+            return None
+        self.tried.add(proposal.hash)
         against = base.candidate("", self.workload, "").title()
+        reason = self._too_long(proposal)
+        if reason:
+            return self._record(_untimed(move, against, "not tried", reason, seconds), proposal)
         try:
             with _Stopwatch(seconds, "compile"):
                 program = self.session.compile(proposal.module)
+            self._learn_compile_cost(proposal, seconds["compile"])
             experiment = self._judge(move, against, program, rival, seconds)
         except BackendError as error:
-            experiment = _failed(str(move), against, error.what, seconds)
-            program = None
-        self.tried[proposal.hash] = experiment
+            return self._record(_untimed(move, against, "failed", error.what, seconds), proposal)
+        if experiment.speedup is not None:
+            self.gains[move] = max(experiment.speedup, self.gains.get(move, 0.0))
+        return self._record(experiment, proposal, program)
+
+    def _record(
+        self, experiment: Experiment, proposal: Proposal, program: Program | None = None
+    ) -> Tried:
         self.experiments.append(experiment)
         self.observer.experiment(experiment, self.best)
-        return experiment, proposal, program
+        return Tried(experiment, proposal, program)
 
     def _judge(
         self, move: Move, against: str, program: Program, rival: Program, seconds: dict[str, float]
@@ -224,31 +214,36 @@ class Optimizer:
         with _Stopwatch(seconds, "swap"):
             self.session.runtime.swap(program)
         with _Stopwatch(seconds, "check"):
-            verdict = self._check()
+            verdict = self._check(self.known)
         if not verdict.right:
-            return Experiment(
-                str(move), against, "wrong", verdict.reason, None, None, None, verdict, seconds
-            )
+            return _untimed(move, against, "wrong", verdict.reason, seconds, verdict)
         with _Stopwatch(seconds, "measure"):
             pairs = ALONE_PAIRS if rival is self.session.baseline else JOIN_PAIRS
             found = self._compare(rival, program, pairs, _decided)
-        interval = found.interval(SEARCH_CONFIDENCE)
-        faster = interval[0] > max(MIN_GAIN, min(self.noise[1], 1.05))
         before, after = found.times()
+        outcome, reason = self._outcome(found)
         return Experiment(
             title=str(move),
             against=against,
-            outcome="faster" if faster else "not faster",
-            reason="",
+            outcome=outcome,
+            reason=reason,
             speedup=found.speedup,
-            interval=interval,
+            interval=found.interval(SEARCH_CONFIDENCE),
             milliseconds=(before * 1e3, after * 1e3),
             verdict=verdict,
             seconds=seconds,
         )
 
-    def _check(self) -> Verdict:
-        return check(self.session, self.known, dtype=self.workload.dtype, max_kl=self.plan.max_kl)
+    def _outcome(self, found: Comparison) -> tuple[str, str]:
+        low, _ = found.interval(SEARCH_CONFIDENCE)
+        if low > max(MIN_GAIN, min(self.noise[1], NOISE_COUNTS)):
+            return "faster", ""
+        if low == 0 and not _hopeless(found):
+            return "undecided", "time was up"
+        return "not faster", ""
+
+    def _check(self, known: Sequence[Reference]) -> Verdict:
+        return check(self.session, known, max_kl=self.plan.max_kl)
 
     def _compare(
         self,
@@ -272,12 +267,12 @@ class Optimizer:
     def _confirm(self) -> Result:
         """Compile the winner whole, check it on unseen prompts and time it against the baseline."""
         session = self.session
-        session.runtime.swap(session.baseline)
+        self._swap(session.baseline)
         kept = self.prompts[self.plan.check_prompts :][: self.plan.confirm_prompts]
         unseen = self._references(kept)
-        winner = session.compile(self.incumbent.module, functions=("prefill", "decode"))
-        session.runtime.swap(winner)
-        verdict = check(session, unseen, dtype=self.workload.dtype, max_kl=self.plan.max_kl)
+        winner = session.compile(self.incumbent.module, functions=(PREFILL, DECODE))
+        self._swap(winner)
+        verdict = self._check(unseen)
         until = self.began + self.plan.budget
         found = compare(
             session,
@@ -286,7 +281,7 @@ class Optimizer:
             unseen[0].start,
             steps=self.block_steps,
             max_pairs=FINAL_PAIRS,
-            enough=lambda c: len(c.baseline) >= 8 and self.clock() > until,
+            enough=lambda c: len(c.baseline) >= FEWEST_FINAL_PAIRS and self.clock() > until,
         )
         interval = found.interval(FINAL_CONFIDENCE)
         before, after = found.times()
@@ -309,19 +304,33 @@ class Optimizer:
 def _decided(comparison: Comparison) -> bool:
     """Stop when the answer is clear: surely faster, or not by as much as counts."""
     if len(comparison.baseline) < 5:
-        return len(comparison.baseline) >= 3 and comparison.ratios[-1] < 1.0
+        return _hopeless(comparison)
     low, high = comparison.interval(SEARCH_CONFIDENCE)
     return low > 1.02 or high < MIN_GAIN
 
 
-def _gain(experiment: Experiment | None) -> float:
-    if experiment is None or experiment.speedup is None:
-        return 0.0
-    return experiment.speedup + (1.0 if experiment.outcome == "faster" else 0.0)
+def _hopeless(comparison: Comparison) -> bool:
+    """Slower in each of the first pairs: in two by much, or in three."""
+    slowest = comparison.ratios[-1]
+    return (len(comparison.baseline) >= 2 and slowest < 0.9) or (
+        len(comparison.baseline) >= 3 and slowest < 1.0
+    )
 
 
-def _failed(title: str, against: str, reason: str, seconds: dict[str, float]) -> Experiment:
-    return Experiment(title, against, "failed", reason, None, None, None, None, seconds)
+def _speedup(experiment: Experiment) -> float:
+    assert experiment.speedup is not None
+    return experiment.speedup
+
+
+def _untimed(
+    move: Move,
+    against: str,
+    outcome: str,
+    reason: str,
+    seconds: dict[str, float],
+    verdict: Verdict | None = None,
+) -> Experiment:
+    return Experiment(str(move), against, outcome, reason, None, None, None, verdict, seconds)
 
 
 class _Stopwatch:
@@ -335,6 +344,3 @@ class _Stopwatch:
 
     def __exit__(self, *_: object) -> None:
         self.into[self.name] = self.into.get(self.name, 0.0) + time.perf_counter() - self.began
-
-
-__all__ = ["Experiment", "Observer", "Optimizer", "Plan", "Result"]
