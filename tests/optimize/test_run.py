@@ -183,3 +183,16 @@ def rules_apply(module, name):
 def test_prompts_that_do_not_fit_are_refused(session, prompts):
     with pytest.raises(TkccError, match="prompt"):
         session.read(prompts)
+
+
+def test_right_logits_with_wrong_tokens_are_wrong(session):
+    """A rewrite may break what picks the token and nothing else."""
+    session.runtime.swap(session.baseline)
+    (known,) = references(session, [PROMPTS[0]], 3)
+    other = Reference(known.start, (known.tokens + 1) % 64, known.logits)
+    ran = session.forced(known.start, known.tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "forced", lambda start, tokens: (other.tokens, ran[1]))
+        verdict = check(session, [known])
+    assert verdict.error == 0
+    assert verdict.reason == "its greedy tokens differ"

@@ -51,7 +51,7 @@ class Plan:
     """How a run measures: seconds of budget, seconds per timed block, checked steps per prompt."""
 
     budget: float
-    block_seconds: float = 0.4
+    block_seconds: float = 0.25
     check_steps: int = 6
     check_prompts: int = 2  # sets of prompts that candidates are checked on while searching
     confirm_prompts: int = 4  # sets that only the winner is checked on

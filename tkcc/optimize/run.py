@@ -59,6 +59,7 @@ class Optimizer:
         self.noise = (1.0, 1.0)
         self.block_steps = 1
         self.step_seconds = 0.0
+        self.reading_seconds = 0.0  # per set of prompts
         self.seconds_per_node = 0.0
         self.incumbent = Proposal(session.module, ())
         self.incumbent_program = session.baseline
@@ -73,6 +74,7 @@ class Optimizer:
         try:
             self.observer.phase("reading prompts with the un-rewritten program")
             self.known = self._references(self.prompts[: self.plan.check_prompts])
+            self.reading_seconds = (self.clock() - self.began) / self.plan.check_prompts
             self.observer.phase("measuring the noise: the program against itself")
             self._measure_noise()
             self._search()
@@ -118,8 +120,8 @@ class Optimizer:
 
     def _confirm_seconds(self) -> float:
         """What confirming the incumbent takes, from what its parts took so far."""
-        passes = 3 * self.plan.check_steps + self.session.shape.prompt  # a prefill costs its tokens
-        reading = self.plan.confirm_prompts * passes * self.step_seconds
+        checking = self.plan.check_steps * self.step_seconds
+        reading = self.plan.confirm_prompts * (self.reading_seconds + checking)
         timing = 2 * FEWEST_FINAL_PAIRS * (self.block_steps + 1) * self.step_seconds
         return BOTH_COMPILE * self.incumbent_compile + reading + timing
 

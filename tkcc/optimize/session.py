@@ -84,26 +84,22 @@ class Session:
 
     def generate(self, start: Start, count: int) -> tuple[Any, Any]:
         """Greedy decoding: tokens i32[count, batch] and logits f32[count, batch, v]."""
+        return self._run(start, count, fed=None)
+
+    def forced(self, start: Start, tokens: Any) -> tuple[Any, Any]:
+        """As `generate`, but the tokens [count, batch] of another run are fed."""
+        return self._run(start, len(tokens), fed=[start.tokens, *tokens[:-1]])
+
+    def _run(self, start: Start, count: int, fed: Sequence[Any] | None) -> tuple[Any, Any]:
         self.runtime.set_state(start.state)
         tokens, logits = [], []
         current: Any = start.tokens
         for step in range(count):
-            out = self._decode(current, start.positions + step)
+            out = self._decode(current if fed is None else fed[step], start.positions + step)
             current = out["next_tokens"]
             tokens.append(np.asarray(current))
             logits.append(np.asarray(out["logits"], np.float32))
         return np.stack(tokens), np.stack(logits)
-
-    def forced(self, start: Start, tokens: Any) -> Any:
-        """Logits f32[count, batch, v] when the tokens of another run are fed."""
-        self.runtime.set_state(start.state)
-        fed = [start.tokens, *tokens[:-1]]
-        return np.stack(
-            [
-                np.asarray(self._decode(row, start.positions + i)["logits"], np.float32)
-                for i, row in enumerate(fed)
-            ]
-        )
 
     def timed(self, start: Start, count: int) -> float:
         """Seconds per step of `count` chained decode steps: each step's tokens feed the next."""
