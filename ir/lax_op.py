@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from tkcc.ir.factors import Factors
 from tkcc.ir.graph import Function, Node
 from tkcc.ir.lax_cost import lax_factors, lax_flops
 from tkcc.ir.op import Attributes, Op, as_tuple, register_primitive, require
+from tkcc.ir.refused import REFUSED
 from tkcc.ir.types import TensorType, type_of
 
 _COMMUTATIVE = {"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "add_any"}
@@ -41,7 +43,13 @@ class LaxOp(Op):
         self.commutative = primitive.name in _COMMUTATIVE  # type: ignore[misc]
 
     def complete(self, given: Attributes) -> dict[str, Any]:
-        return dict(given)  # JAX has no list of a primitive's parameters; binding checks them
+        """JAX has no list of a primitive's parameters; its abstract evaluation asks for them.
+
+        `accuracy` is read by the lowering alone, which would notice its absence too late.
+        """
+        if _takes_accuracy(self.primitive.name) and "accuracy" not in given:
+            return {**given, "accuracy": None}
+        return dict(given)
 
     def infer(
         self,
@@ -66,7 +74,10 @@ class LaxOp(Op):
         )
         try:
             avals = [jax.core.ShapedArray(s.shape, s.dtype) for s in structs]
-            out = self.primitive.abstract_eval(*avals, **parameters)[0]
+            out, effects = self.primitive.abstract_eval(*avals, **parameters)
+            require(
+                not effects, f"has the effects {_names(effects)}", "programs are pure functions"
+            )
             out = out if self.primitive.multiple_results else (out,)
         except (KeyError, AttributeError) as error:
             raise TypeError(f"parameters {sorted(attributes)} are wrong: {error}") from error
@@ -93,6 +104,10 @@ class LaxOp(Op):
 
     def flops(self, node: Node) -> int:
         return lax_flops(node)
+
+
+def _names(effects: Any) -> list[str]:
+    return sorted(type(effect).__name__ for effect in effects)
 
 
 def _closed_jaxpr(region: Function) -> Any:
@@ -146,9 +161,21 @@ def primitive_names() -> list[str]:
     return sorted(_primitives())
 
 
+@functools.cache
+def _takes_accuracy(name: str) -> bool:
+    function = getattr(jax.lax, name, None)
+    return callable(function) and "accuracy" in inspect.signature(function).parameters
+
+
 def lax_op(name: str) -> LaxOp | None:
-    """The op for `lax.<primitive>`, or None if this JAX has no such primitive."""
-    primitive = _primitives().get(name.removeprefix("lax."))
+    """The op for `lax.<primitive>`, or None if this JAX has no such primitive.
+
+    Raises IRError for a primitive that runs code which the IR cannot see.
+    """
+    short = name.removeprefix("lax.")
+    if short in REFUSED:
+        raise IRError(f"{name} cannot stand in a program", remedy=REFUSED[short])
+    primitive = _primitives().get(short)
     return LaxOp(primitive) if primitive is not None else None
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.ir.samples import function, type_from, value
-from tkcc.ir.errors import IRError
+from tkcc.ir.errors import IRError, ParseError
+from tkcc.ir.evaluate import evaluate_node
 from tkcc.ir.graph import Source
 from tkcc.ir.lax_op import lax_op, op_of_primitive, primitive_names
 from tkcc.ir.op import build, lookup, named_ops, rebuild
+from tkcc.ir.text import parse_module
 
 
 def _x() -> Any:
@@ -139,6 +142,35 @@ def test_a_primitive_is_found_by_name_even_after_it_was_once_unknown() -> None:
     assert op.name == f"lax.{name}"
     assert lax_op(op.name) is not None
     assert build(op.name, _x()).result.type == type_from("f32[2]")
+
+
+@pytest.mark.parametrize("name", ["ffi_call", "pure_callback", "pallas_call", "swap"])
+def test_text_cannot_name_a_primitive_that_runs_code_of_its_own(name: str) -> None:
+    text = f'module "m"\n\nfunc main {{\n  arg %x: f32[3]\n  %y: f32[3] = lax.{name}(%x)\n'
+    with pytest.raises(ParseError, match=f"lax.{name} cannot stand in a program"):
+        parse_module(text + "  return %y\n}\n")
+
+
+def test_a_primitive_with_effects_is_refused() -> None:
+    from jax.extend.core import Primitive
+
+    class Write:
+        pass
+
+    primitive = Primitive("tkcc_test_effect")
+    primitive.def_effectful_abstract_eval(lambda x: (x, {Write()}))
+    with pytest.raises(IRError, match=r"has the effects \['Write'\]"):
+        build(op_of_primitive(primitive).name, _x())
+
+
+@pytest.mark.parametrize("name", ["sin", "exp", "tanh", "log1p", "rsqrt"])
+def test_accuracy_may_be_left_out(name: str) -> None:
+    node = build(f"lax.{name}", _x())
+    assert node.attribute("accuracy") is None
+    (got,) = evaluate_node(node, [np.full(2, 0.5, np.float32)])
+    np.testing.assert_allclose(
+        got, getattr(np, name, lambda x: x**-0.5)(np.float32(0.5)), rtol=1e-6
+    )
 
 
 def test_a_primitive_that_borrows_a_name_of_jax_is_refused() -> None:

@@ -15,6 +15,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from tkcc.ir.errors import LoweringError
 from tkcc.ir.graph import Source
+from tkcc.ir.refused import REFUSED
 from tkcc.ir.types import TensorType, type_of
 
 # Calls that only wrap a jaxpr, and the parameters that may hold it.
@@ -46,25 +47,6 @@ IDENTITIES = {
     "xla_metadata_value",
 }
 _BODY_PARAMETERS = ("call_jaxpr", "jaxpr", "fun_jaxpr", "call", "callee", "fwd_jaxpr")
-_REFUSED = {
-    "pallas_call": "its kernel has no IR form; tag the call with jax.lax.composite as tkcc.<op>",
-    "shard_map": "pass the unsharded function; tkcc partitions it",
-    "ffi_call": "custom calls have no meaning that tkcc could check",
-    "pure_callback": "move the host code out of the function",
-    "io_callback": "move the host code out of the function",
-    "debug_callback": "remove jax.debug.print and jax.debug.callback",
-    "debug_print": "remove jax.debug.print",
-    "call_exported": "pass the function that was exported",
-    "rng_uniform": "use jax.random, whose numbers follow from a key",
-    "run_state": "return the new value instead of writing to a Ref",
-    "new_ref": "return the new value instead of writing to a Ref",
-    "empty_ref": "return the new value instead of writing to a Ref",
-    "free_ref": "return the new value instead of writing to a Ref",
-    "freeze": "return the new value instead of writing to a Ref",
-    "get": "read arrays, not Refs",
-    "swap": "return the new value instead of writing to a Ref",
-    "addupdate": "return the new value instead of writing to a Ref",
-}
 
 
 def parts(closed: Any) -> tuple[Any, Sequence[Any]]:
@@ -159,8 +141,8 @@ def holds_jaxpr(value: Any) -> bool:
 
 def refuse(equation: Any, source: Source) -> None:
     name = equation.primitive.name
-    if name in _REFUSED:
-        raise LoweringError(f"{name} cannot be lowered", where=str(source), remedy=_REFUSED[name])
+    if name in REFUSED:
+        raise LoweringError(f"{name} cannot be lowered", where=str(source), remedy=REFUSED[name])
     effects = sorted(type(effect).__name__ for effect in equation.effects)
     if effects and name not in INLINED and name not in ("scan", "while", "cond"):
         raise LoweringError(
