@@ -81,14 +81,18 @@ class Table:
         return json.dumps({"module": self.module, "rows": rows}, indent=2)
 
     def provenances(self) -> dict[str, list[str]]:
-        """Per column, how its figures were got (one line per source)."""
-        found: dict[str, dict[str, None]] = {}
+        """Per column, how its figures were got (one line per source, with its targets)."""
+        found: dict[str, dict[str, dict[str, None]]] = {}
         for row in self.rows:
             for name in COLUMNS:
                 cell: Cell = getattr(row, name)
                 if cell.provenance is not None:
-                    found.setdefault(name, {})[f"{row.target}: {cell.provenance}"] = None
-        return {name: list(lines) for name, lines in found.items()}
+                    targets = found.setdefault(name, {}).setdefault(str(cell.provenance), {})
+                    targets[row.target] = None
+        return {
+            name: [f"{source} for {', '.join(targets)}" for source, targets in sources.items()]
+            for name, sources in found.items()
+        }
 
 
 def compare_targets(

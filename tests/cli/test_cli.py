@@ -179,3 +179,17 @@ def test_help_teaches_with_examples(capsys):
 def test_importing_tkcc_does_not_import_jax():
     code = "import sys, tkcc; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_text_from_outside_is_no_markup_and_cannot_steer_the_terminal(capsys, tmp_path):
+    path = tmp_path / "odd.tkir"
+    path.write_text(print_module(tiny_module().replace(name="a[red]b\x1b[2Jc")))
+    assert main(["lower", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "a[red]b\\x1b[2Jc" in out
+    assert "\x1b[2J" not in out
+
+
+def test_rules_list_keeps_brackets(capsys):
+    assert main(["rules", "list"]) == 0
+    assert "[out, in]" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import argparse
 import re
 
 from rich.console import Console
+from rich.markup import escape
 
 from tkcc.ir.errors import TkccError
 from tkcc.language import StepShape
@@ -21,6 +22,14 @@ def console(stderr: bool = True) -> Console:
     """
     made = Console(stderr=stderr, highlight=False)
     return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=180)
+
+
+def shown(text: str) -> str:
+    """Text from models, rules and compilers, to stand in a table or between markup.
+
+    Brackets are no markup, and control characters (which could steer a terminal) show as escapes.
+    """
+    return escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
 def add_model(parser: argparse.ArgumentParser, batch: int = 1) -> None:

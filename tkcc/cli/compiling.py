@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
-from tkcc.cli.common import add_model, console, human, shape_of
+from tkcc.cli.common import add_model, console, human, shape_of, shown
 from tkcc.files import write_text
 from tkcc.ir.errors import TkccError
 from tkcc.ir.graph import Module
@@ -97,7 +97,9 @@ def _summary(module: Module) -> None:
     from tkcc.ir.cost import function_cost
     from tkcc.ir.hashing import module_hash
 
-    table = RichTable(title=f"{module.name}  {module_hash(module)[:12]}", title_justify="left")
+    table = RichTable(
+        title=f"{shown(module.name)}  {module_hash(module)[:12]}", title_justify="left"
+    )
     for column in ("function", "ops", "inputs", "state", "FLOPs", "bytes"):
         table.add_column(column, justify="left" if column == "function" else "right")
     for name, function in module.functions.items():
@@ -107,7 +109,7 @@ def _summary(module: Module) -> None:
             str(len(function.inputs)),
             str(len(function.inputs_of("state"))),
         )
-        table.add_row(name, *counts, human(cost.flops), human(cost.bytes, "B"))
+        table.add_row(shown(name), *counts, human(cost.flops), human(cost.bytes, "B"))
     console(stderr=False).print(table)
     total = sum(type_.bytes for type_ in module.parameters.values())
     print(
@@ -149,7 +151,7 @@ def _compile(options: argparse.Namespace) -> int:
     module = _apply_rules(module, options.rules, Log())
     if options.schedule is not None:
         schedule = Schedule.parse(read_text(options.schedule, "schedule"))
-    with console().status(f"compiling {options.model} for {options.target}"):
+    with console().status(f"compiling {shown(options.model)} for {options.target}"):
         program = compile_module(module, options.target, schedule)
     if options.sources is not None:
         for name, text in program.sources.items():
@@ -161,14 +163,16 @@ def _compile(options: argparse.Namespace) -> int:
 
 
 def _print_costs(program: Any) -> None:
-    table = RichTable(title=f"{program.module.name} on {program.target}", title_justify="left")
+    table = RichTable(
+        title=f"{shown(program.module.name)} on {program.target}", title_justify="left"
+    )
     for column in ("function", "FLOPs", "bytes moved", "memory need", "time by compiler"):
         table.add_column(column, justify="left" if column == "function" else "right")
     for name in program.functions:
         cost = program.costs[name]
         guess = "" if cost.seconds is None else f"{cost.seconds * 1e3:.3f} ms"
         sizes = (human(cost.flops), human(cost.bytes, "B"), human(cost.peak_bytes, "B"))
-        table.add_row(name, *sizes, guess)
+        table.add_row(shown(name), *sizes, guess)
     console(stderr=False).print(table)
     sources = dict.fromkeys(str(program.costs[name].provenance) for name in program.functions)
     print(f"{'; '.join(sources)}. Compiled in {program.compile_seconds:.1f} s.")
@@ -208,17 +212,17 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _print_comparison(table: Any) -> None:
-    rich = RichTable(title=table.module, title_justify="left")
+    rich = RichTable(title=shown(table.module), title_justify="left")
     heads = ("target", "function", "FLOPs", "bytes", "memory", "step, measured", "step, estimated")
     for column in heads:
         rich.add_column(column, justify="left" if column in heads[:2] else "right")
     for row in table.rows:
         if row.error:
-            rich.add_row(row.target, f"[red]{row.error}[/red]")
+            rich.add_row(row.target, f"[red]{shown(row.error)}[/red]")
             continue
         rich.add_row(
             row.target,
-            row.function,
+            shown(row.function),
             human(row.flops.value),
             human(row.bytes.value, "B"),
             human(row.memory_bytes.value, "B"),

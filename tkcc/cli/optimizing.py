@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table as RichTable
 
-from tkcc.cli.common import add_model, console, seconds, shape_of
+from tkcc.cli.common import add_model, console, seconds, shape_of, shown
 from tkcc.files import write_text
 from tkcc.ir.errors import TkccError
 from tkcc.optimize.records import Observer, Plan
@@ -141,9 +141,9 @@ class _Screen(Observer):
         colour = {"faster": "green", "wrong": "red", "failed": "red"}.get(experiment.outcome, "dim")
         cost = sum(experiment.seconds.values())
         self.screen.print(
-            f"{self._clock()} {self.count:3d}  {experiment.title:32s} "
+            f"{self._clock()} {self.count:3d}  {shown(experiment.title):32s} "
             f"[{colour}]{experiment.outcome:10s}[/{colour}] {_gain_text(experiment):24s} "
-            f"[dim]{cost:4.1f} s[/dim] {experiment.reason}"
+            f"[dim]{cost:4.1f} s[/dim] {shown(experiment.reason)}"
         )
 
     def _clock(self) -> str:
@@ -171,7 +171,14 @@ def _print_result(result: Any, folder: Path) -> None:
         )
         error = "" if item.verdict is None else f"{item.verdict.error:.1e}"
         outcome = f"{item.outcome} {item.reason}".strip()
-        table.add_row(item.title, item.against, outcome, _gain_text(item), before_after, error)
+        table.add_row(
+            shown(item.title),
+            shown(item.against),
+            shown(outcome),
+            _gain_text(item),
+            before_after,
+            error,
+        )
     screen.print(table)
     _print_verdict(result, folder, screen)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
-from tkcc.cli.common import console
+from tkcc.cli.common import console, shown
 
 
 def add_commands(commands: Any) -> None:
@@ -50,7 +50,7 @@ def _list(options: argparse.Namespace) -> int:
         if rule.group == "raise" and not options.raising:
             continue
         choices = ", ".join(f"{key}: {values}" for key, values in rule.options.items())
-        table.add_row(rule.name, rule.kind, choices, rule.about.splitlines()[0])
+        table.add_row(rule.name, rule.kind, shown(choices), shown(rule.about.splitlines()[0]))
     console(stderr=False).print(table)
     return 0
 
