@@ -68,7 +68,7 @@ def _version(name: str) -> str:
 def save(name: str, figures: Any) -> Path:
     """Write results/NAME.json and print the figures."""
     path = RESULTS / f"{name}.json"
-    text = json.dumps({"environment": environment(), "figures": figures}, indent=2)
+    text = json.dumps({"environment": environment(), "figures": figures}, indent=2, allow_nan=False)
     write_text(path, text + "\n")
     print(json.dumps(figures, indent=2))
     print(f"saved {path.name}")

@@ -21,7 +21,7 @@ import tkcc
 from tkcc.backends.base import Target, get_backend
 
 SHAPE = plain_llama.Shape(layers=4)
-PAIRS = 60
+PAIRS = 150
 CASES = {"decode": (1, 20), "prefill": (128, 3)}  # tokens, steps per block
 
 

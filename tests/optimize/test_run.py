@@ -85,7 +85,7 @@ def test_the_winner_replays_from_its_record(result):
 
 def test_the_record_is_json_with_times_and_provenance(result):
     found, _ = result
-    plain = json.loads(json.dumps(found.record(), default=str))
+    plain = json.loads(json.dumps(found.record(), allow_nan=False))
     assert plain["provenance"].startswith("measured")
     assert all(set(item["seconds"]) >= {"rewrite", "compile"} for item in plain["experiments"])
     assert plain["verdict"]["right"]

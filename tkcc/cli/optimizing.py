@@ -78,9 +78,10 @@ def _optimize(options: argparse.Namespace) -> int:
         result = optimizer.run()
     folder = options.out or Path("tkcc-runs") / time.strftime(f"{options.model}-%Y%m%d-%H%M%S")
     result.candidate.save(folder / "candidate.json")
-    write_text(folder / "result.json", json.dumps(result.record(), indent=2, default=str) + "\n")
+    record = result.record()
+    write_text(folder / "result.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
     if options.json:
-        print(json.dumps(result.record(), default=str))
+        print(json.dumps(record, allow_nan=False))
     else:
         _print_result(result, folder)
     return _exit_code(result, options.require)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from tkcc.candidate import Candidate
@@ -40,10 +41,10 @@ class Result:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """As plain data for JSON."""
+        """As plain data for JSON, which knows no infinity: an unbounded end is None."""
         plain = dataclasses.asdict(self)
         plain["candidate"] = self.candidate.model_dump()
-        return plain
+        return {key: _finite(value) for key, value in plain.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,3 +71,11 @@ class Observer:
 
     def experiment(self, experiment: Experiment, best: float) -> None:
         """An experiment ended; `best` is the incumbent's speed-up so far."""
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
