@@ -100,6 +100,10 @@ def counting(type_: TensorType) -> Any:
     return np.arange(type_.size, dtype=np.int32).reshape(type_.shape)
 
 
+def from_one(type_: TensorType) -> Any:
+    return counting(type_) + 1
+
+
 def all_visible(type_: TensorType) -> Any:
     """A mask that hides some keys but never all."""
     mask = random_array(type_, 3)
@@ -144,6 +148,7 @@ NORM = ("F[2,4,8]", "F[8]")
 CACHE = ("F[2,8,2,4]", "F[2,3,2,4]", "i32[2]")
 CACHE_T = ("F[2,2,8,4]", "F[2,3,2,4]", "i32[2]")
 STACKED = ("F[3,2,8,2,4]", "F[2,3,2,4]", "i32[2]", "i32[]")
+PAGES = ("F[3,7,2,2,4]", "F[2,3,2,4]", "i32[2]", "i32[]", "i32[2,3]")
 QKV = ("F[2,4,4,8]", "F[2,6,2,8]", "F[2,6,2,6]")
 QKV_T = ("F[2,4,4,8]", "F[2,2,6,8]", "F[2,2,6,6]")
 EXPERTS = ("F[6,8]", "f32[6,2]", "i32[6,2]", "F[4,8,6]", "F[4,8,6]", "F[4,6,8]")
@@ -186,6 +191,8 @@ CASES = [
         {"layout": "bhsd"},
         data={2: below(5)},
     ),
+    Case("update_pages", PAGES, data={2: lambda _: np.array([1, 4], np.int32), 4: from_one}),
+    Case("gather_pages", (PAGES[0], *PAGES[3:]), data={2: below(7)}),
     Case("attention", QKV, SCALE),
     Case("attention", QKV_T, {**SCALE, "layout": "bhsd", "causal": False}),
     Case("attention", QKV, {**SCALE, "causal": False, "window": 3}),
