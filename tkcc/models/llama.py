@@ -131,6 +131,30 @@ class Llama(nnx.Module):
         last = x[jnp.arange(batch), lengths - 1]
         return self._predict(last, k_cache, v_cache)
 
+    def extend(
+        self,
+        tokens: jax.Array,
+        starts: jax.Array,
+        counts: jax.Array,
+        k_cache: jax.Array,
+        v_cache: jax.Array,
+    ) -> Step:
+        """Read a further piece of each row's prompt; the caches hold what came before.
+
+        Args:
+            tokens: i32[B, T], padded on the right as in `prefill`.
+            starts: i32[B], the position of each row's first token: the tokens before it. In plain
+                caches start + T <= S; paged ones (`tkcc.ir.passes.paging`) take any.
+            counts: i32[B], the valid tokens of each row, 0 <= count <= T; the logits of a row
+                without any mean nothing.
+            k_cache, v_cache: [L, B, S, KH, D], as the previous step returned them.
+        """
+        batch, length = tokens.shape
+        positions = starts[:, None] + jnp.arange(length, dtype=jnp.int32)
+        x, k_cache, v_cache = self._layers(tokens, positions, k_cache, v_cache)
+        last = x[jnp.arange(batch), jnp.maximum(counts, 1) - 1]
+        return self._predict(last, k_cache, v_cache)
+
     def decode(
         self, tokens: jax.Array, positions: jax.Array, k_cache: jax.Array, v_cache: jax.Array
     ) -> Step:

@@ -1,0 +1,1 @@
+"""The persistent engine: requests, scheduling, paged caches, programs, steps."""

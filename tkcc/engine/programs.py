@@ -1,0 +1,113 @@
+"""The module that an engine serves: one decode and one prefill function per bucket, over pages."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tkcc.frontends.lowering import Call, lower_functions
+from tkcc.ir.errors import IRError, TkccError
+from tkcc.ir.graph import Module
+from tkcc.ir.passes.paging import PageShape, page_caches
+from tkcc.ir.rewrite.driver import apply_rule
+from tkcc.ir.rewrite.rule import get_rule
+from tkcc.language import OUTPUTS, STATE
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeShape:
+    """What an engine is compiled for.
+
+    `context`: the most tokens of a request, prompt and answer. `page_size`: tokens a page.
+    `pages`: in the pool, page 0 (which holds nothing of use) among them. `decode`: batch sizes.
+    `extend`: (rows, tokens) of the pieces that prompts are read in.
+    """
+
+    context: int
+    page_size: int
+    pages: int
+    decode: tuple[int, ...] = (1, 4, 16)
+    extend: tuple[tuple[int, int], ...] = ((1, 16), (1, 128))
+
+    def __post_init__(self) -> None:
+        if self.context < 1 or self.page_size < 1 or self.context % self.page_size:
+            raise TkccError(
+                f"a context of {self.context} tokens in pages of {self.page_size}",
+                remedy="give a context that is a multiple of the page size",
+            )
+        if self.pages <= self.columns:
+            raise TkccError(
+                f"{self.pages} pages do not hold one request of {self.context} tokens",
+                remedy=f"give at least {self.columns + 1} pages",
+            )
+        sizes = [*self.decode, *(size for pair in self.extend for size in pair)]
+        if not self.decode or not self.extend or min(sizes) < 1:
+            raise TkccError(
+                f"buckets decode={self.decode}, extend={self.extend}",
+                remedy="give at least one of each, of sizes above 0",
+            )
+
+    @property
+    def columns(self) -> int:
+        """Pages of one request."""
+        return self.context // self.page_size
+
+    def decode_name(self, batch: int) -> str:
+        return f"decode_{batch}"
+
+    def extend_name(self, rows: int, tokens: int) -> str:
+        return f"extend_{rows}x{tokens}"
+
+
+def serving_module(model: Any, shape: ServeShape, *, name: str) -> Module:
+    """The functions of every bucket, over one paged state.
+
+    `decode_B`: tokens i32[B], positions i32[B], tables i32[B, columns] -> next_tokens, logits.
+    `extend_RxT`: tokens i32[R, T], starts i32[R], counts i32[R], tables i32[R, columns] -> the
+    same, of each row's last valid token. The model has `decode` and `extend` (as
+    `tkcc.models.llama.Llama`). Raises IRError if its caches cannot be paged.
+    """
+    modules = [_decode(model, shape, batch, name) for batch in shape.decode]
+    modules += [_extend(model, shape, *pair, name) for pair in shape.extend]
+    functions = {key: f for module in modules for key, f in module.functions.items()}
+    whole = Module(functions, name, modules[0].values)
+    _ = whole.parameters, whole.state  # raises if the functions disagree on a type
+    return whole
+
+
+def _decode(model: Any, shape: ServeShape, batch: int, name: str) -> Module:
+    row = _integers(batch)
+    call = Call(model.decode, (row, row, *_caches(model, shape, batch)), (), STATE, OUTPUTS)
+    return _paged(shape, shape.decode_name(batch), call, name)
+
+
+def _extend(model: Any, shape: ServeShape, rows: int, tokens: int, name: str) -> Module:
+    given = (_integers(rows, tokens), _integers(rows), _integers(rows))
+    call = Call(model.extend, (*given, *_caches(model, shape, rows)), (), STATE, OUTPUTS)
+    return _paged(shape, shape.extend_name(rows, tokens), call, name)
+
+
+def _paged(shape: ServeShape, function: str, call: Call, name: str) -> Module:
+    module = lower_functions({function: call}, name=name)
+    module, fired = apply_rule(module, get_rule("carry_caches"))
+    if not fired:
+        raise IRError(
+            f"{name}: no loop over layers passes the caches {', '.join(STATE)} on",
+            remedy="write the model with stacked caches in one scan over its layers",
+        )
+    return page_caches(module, PageShape(shape.pages, shape.page_size), STATE)
+
+
+def _integers(*dims: int) -> Any:
+    return jax.ShapeDtypeStruct(dims, jnp.int32)  # type: ignore[no-untyped-call]
+
+
+def _caches(model: Any, shape: ServeShape, batch: int) -> tuple[Any, Any]:
+    config = model.config
+    dims = (config.num_layers, batch, shape.context, config.num_kv_heads, config.head_dim)
+    dtype = model.embedding.get_value().dtype
+    cache = jax.ShapeDtypeStruct(dims, dtype)  # type: ignore[no-untyped-call]
+    return cache, cache
