@@ -17,7 +17,7 @@ from tkcc.ir.passes.hoist import hoist
 from tkcc.models.generate import greedy
 from tkcc.models.llama import Llama
 
-SHAPE = ServeShape(16, 4, 13, decode=(1, 3), extend=((1, 4), (2, 8)))
+SHAPE = ServeShape(16, 4, 13, decode=(1, 3), extend=((1, 4), (2, 8)), reach=(8, 16))
 PROMPTS = [[5, 9, 2, 44, 17, 3, 60], [1, 2]]
 
 
@@ -42,11 +42,13 @@ def test_pieces_of_a_prompt_in_any_bucket_then_decoding_in_a_batch(runtime: Any)
     tables = np.array([[3, 1, 7, 5], [2, 9, 4, 6], [0, 0, 0, 0]], np.int32)
     long, short = PROMPTS
     first = {"tokens": np.array([long[:4]], np.int32), "starts": np.array([0], np.int32)}
-    runtime.step("extend_1x4", {**first, "counts": np.array([4], np.int32), "tables": tables[:1]})
+    runtime.step(
+        "extend_1x4_8", {**first, "counts": np.array([4], np.int32), "tables": tables[:1, :2]}
+    )
     rest = np.zeros((2, 8), np.int32)
     rest[0, :3], rest[1, :2] = long[4:], short
     out = runtime.step(
-        "extend_2x8",
+        "extend_2x8_16",
         {
             "tokens": rest,
             "starts": np.array([4, 0], np.int32),
@@ -59,7 +61,7 @@ def test_pieces_of_a_prompt_in_any_bucket_then_decoding_in_a_batch(runtime: Any)
         tokens = np.array([said[0][-1], said[1][-1], 0], np.int32)
         positions = np.array([len(long) + step, len(short) + step, 0], np.int32)
         given = {"tokens": tokens, "positions": positions, "tables": tables}
-        out = runtime.step("decode_3", given)
+        out = runtime.step("decode_3_16", given)
         for row in range(2):
             said[row].append(int(out["next_tokens"][row]))
     assert said == want
@@ -68,10 +70,12 @@ def test_pieces_of_a_prompt_in_any_bucket_then_decoding_in_a_batch(runtime: Any)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((15, 4, 13), "multiple of the page size"),
+        ((15, 4, 13), "multiples of the page size"),
         ((16, 4, 4), "at least 5 pages"),
         ((16, 4, 13, ()), "at least one of each"),
         ((16, 4, 13, (0,)), "above 0"),
+        ((16, 4, 13, (1,), ((1, 1),), (8,)), "the context as the largest reach"),
+        ((16, 4, 13, (1,), ((1, 1),), (6, 16)), "multiples of the page size"),
     ],
 )
 def test_shapes_that_cannot_serve_are_refused(arguments: Any, message: str) -> None:

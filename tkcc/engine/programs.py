@@ -23,7 +23,8 @@ class ServeShape:
 
     `context`: the most tokens of a request, prompt and answer. `page_size`: tokens a page.
     `pages`: in the pool, page 0 (which holds nothing of use) among them. `decode`: batch sizes.
-    `extend`: (rows, tokens) of the pieces that prompts are read in.
+    `extend`: (rows, tokens) of the pieces that prompts are read in. `reach`: tokens that a step
+    attends to, `context` among them: short requests do not pay for the longest one's reach.
     """
 
     context: int
@@ -31,17 +32,25 @@ class ServeShape:
     pages: int
     decode: tuple[int, ...] = (1, 4, 16)
     extend: tuple[tuple[int, int], ...] = ((1, 16), (1, 128))
+    reach: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.context < 1 or self.page_size < 1 or self.context % self.page_size:
+        if not self.reach:
+            object.__setattr__(self, "reach", (self.context,))
+        if min(self.context, self.page_size, *self.reach) < 1 or max(self.reach) != self.context:
             raise TkccError(
-                f"a context of {self.context} tokens in pages of {self.page_size}",
-                remedy="give a context that is a multiple of the page size",
+                f"a context of {self.context} tokens, reaches {self.reach}",
+                remedy="give sizes above 0, the context as the largest reach",
             )
-        if self.pages <= self.columns:
+        if any(reach % self.page_size for reach in self.reach):
+            raise TkccError(
+                f"reaches {self.reach} in pages of {self.page_size} tokens",
+                remedy="give a context and reaches that are multiples of the page size",
+            )
+        if self.pages <= self.columns(self.context):
             raise TkccError(
                 f"{self.pages} pages do not hold one request of {self.context} tokens",
-                remedy=f"give at least {self.columns + 1} pages",
+                remedy=f"give at least {self.columns(self.context) + 1} pages",
             )
         sizes = [*self.decode, *(size for pair in self.extend for size in pair)]
         if not self.decode or not self.extend or min(sizes) < 1:
@@ -50,44 +59,49 @@ class ServeShape:
                 remedy="give at least one of each, of sizes above 0",
             )
 
-    @property
-    def columns(self) -> int:
-        """Pages of one request."""
-        return self.context // self.page_size
+    def columns(self, reach: int) -> int:
+        """Pages of that many tokens."""
+        return reach // self.page_size
 
-    def decode_name(self, batch: int) -> str:
-        return f"decode_{batch}"
+    def decode_name(self, batch: int, reach: int) -> str:
+        return f"decode_{batch}_{reach}"
 
-    def extend_name(self, rows: int, tokens: int) -> str:
-        return f"extend_{rows}x{tokens}"
+    def extend_name(self, rows: int, tokens: int, reach: int) -> str:
+        return f"extend_{rows}x{tokens}_{reach}"
 
 
 def serving_module(model: Any, shape: ServeShape, *, name: str) -> Module:
     """The functions of every bucket, over one paged state.
 
-    `decode_B`: tokens i32[B], positions i32[B], tables i32[B, columns] -> next_tokens, logits.
-    `extend_RxT`: tokens i32[R, T], starts i32[R], counts i32[R], tables i32[R, columns] -> the
-    same, of each row's last valid token. The model has `decode` and `extend` (as
+    `decode_B_S`: tokens i32[B], positions i32[B], tables i32[B, S / page_size] -> next_tokens,
+    logits. `extend_RxT_S`: tokens i32[R, T], starts i32[R], counts i32[R], tables -> the same, of
+    each row's last valid token. The model has `decode` and `extend` (as
     `tkcc.models.llama.Llama`). Raises IRError if its caches cannot be paged.
     """
-    modules = [_decode(model, shape, batch, name) for batch in shape.decode]
-    modules += [_extend(model, shape, *pair, name) for pair in shape.extend]
+    modules = [
+        _decode(model, shape, batch, reach, name) for batch in shape.decode for reach in shape.reach
+    ]
+    modules += [
+        _extend(model, shape, pair, reach, name) for pair in shape.extend for reach in shape.reach
+    ]
     functions = {key: f for module in modules for key, f in module.functions.items()}
     whole = Module(functions, name, modules[0].values)
     _ = whole.parameters, whole.state  # raises if the functions disagree on a type
     return whole
 
 
-def _decode(model: Any, shape: ServeShape, batch: int, name: str) -> Module:
+def _decode(model: Any, shape: ServeShape, batch: int, reach: int, name: str) -> Module:
     row = _integers(batch)
-    call = Call(model.decode, (row, row, *_caches(model, shape, batch)), (), STATE, OUTPUTS)
-    return _paged(shape, shape.decode_name(batch), call, name)
+    caches = _caches(model, batch, reach)
+    call = Call(model.decode, (row, row, *caches), (), STATE, OUTPUTS)
+    return _paged(shape, shape.decode_name(batch, reach), call, name)
 
 
-def _extend(model: Any, shape: ServeShape, rows: int, tokens: int, name: str) -> Module:
+def _extend(model: Any, shape: ServeShape, pair: tuple[int, int], reach: int, name: str) -> Module:
+    rows, tokens = pair
     given = (_integers(rows, tokens), _integers(rows), _integers(rows))
-    call = Call(model.extend, (*given, *_caches(model, shape, rows)), (), STATE, OUTPUTS)
-    return _paged(shape, shape.extend_name(rows, tokens), call, name)
+    call = Call(model.extend, (*given, *_caches(model, rows, reach)), (), STATE, OUTPUTS)
+    return _paged(shape, shape.extend_name(rows, tokens, reach), call, name)
 
 
 def _paged(shape: ServeShape, function: str, call: Call, name: str) -> Module:
@@ -105,9 +119,9 @@ def _integers(*dims: int) -> Any:
     return jax.ShapeDtypeStruct(dims, jnp.int32)  # type: ignore[no-untyped-call]
 
 
-def _caches(model: Any, shape: ServeShape, batch: int) -> tuple[Any, Any]:
+def _caches(model: Any, batch: int, reach: int) -> tuple[Any, Any]:
     config = model.config
-    dims = (config.num_layers, batch, shape.context, config.num_kv_heads, config.head_dim)
+    dims = (config.num_layers, batch, reach, config.num_kv_heads, config.head_dim)
     dtype = model.embedding.get_value().dtype
     cache = jax.ShapeDtypeStruct(dims, dtype)  # type: ignore[no-untyped-call]
     return cache, cache
