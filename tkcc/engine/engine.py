@@ -1,0 +1,178 @@
+"""The engine: a runtime that booted once, a scheduler, and steps through what is in the slot."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tkcc.backends.base import Program, Runtime, SwapReport
+from tkcc.engine.programs import ServeShape
+from tkcc.engine.requests import Event, Request
+from tkcc.engine.sampling import draw
+from tkcc.engine.scheduler import DECODE, Limits, Plan, Row, Scheduler
+from tkcc.ir.errors import BackendError
+
+
+@dataclasses.dataclass
+class Clock:
+    """Where the engine's time went, in seconds, and how many steps of each kind it took.
+
+    `device` is spent in the compiled step, until its result is on the host; the rest of `total` is
+    the engine's own.
+    """
+
+    total: float = 0.0
+    device: float = 0.0
+    decode_steps: int = 0
+    extend_steps: int = 0
+    tokens_read: int = 0
+    tokens_drawn: int = 0
+
+    @property
+    def overhead(self) -> float:
+        """The share of time outside the compiled step."""
+        return (self.total - self.device) / self.total if self.total else 0.0
+
+
+def limits_of(
+    shape: ServeShape, *, vocabulary: int, end_tokens: Sequence[int] = (), max_waiting: int = 1024
+) -> Limits:
+    return Limits(
+        context=shape.context,
+        page_size=shape.page_size,
+        pages=shape.pages,
+        decode=shape.decode,
+        extend=shape.extend,
+        reach=shape.reach,
+        vocabulary=vocabulary,
+        end_tokens=frozenset(end_tokens),
+        max_waiting=max_waiting,
+    )
+
+
+class Engine:
+    """Owns the runtime, whose slot must hold a program of `serving_module` with the same shape.
+
+    One thread calls `submit`, `cancel`, `step` and `swap`. Example:
+        engine.submit(Request("a", (1, 2, 3)))
+        while not engine.idle:
+            for event in engine.step(): ...
+    """
+
+    def __init__(self, runtime: Runtime, shape: ServeShape, limits: Limits) -> None:
+        self.runtime, self.shape = runtime, shape
+        self.scheduler = Scheduler(limits)
+        self.clock = Clock()
+        self._salts: dict[str, int] = {}
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle
+
+    def submit(self, request: Request) -> None:
+        """Raises RequestError; then nothing has changed."""
+        self.scheduler.submit(request)
+        self._salts[request.id] = secrets.randbits(64)
+
+    def cancel(self, name: str) -> list[Event]:
+        """End a request now; nothing if it is not in flight."""
+        return self._ended(self.scheduler.cancel(name))
+
+    def step(self) -> list[Event]:
+        """Compute one step, if there is work, and tell what came of it.
+
+        A step that the device fails ends the requests in it, with the reason. Their pages, and
+        those of others, may be gone with it: all requests in flight end.
+        """
+        began = time.perf_counter()
+        plan = self.scheduler.next()
+        if plan is None:
+            return []
+        try:
+            tokens = self._compute(plan)
+        except BackendError as error:
+            return self._lose(error)
+        events = self.scheduler.commit(plan, tokens)
+        self._count(plan, began)
+        return self._ended(events)
+
+    def swap(self, program: Program, *, exact: bool = True) -> SwapReport:
+        """Put a program into the slot between two steps. Requests in flight go on with it.
+
+        What is in the cache was computed by the old program. An exact one would have computed the
+        same; after any other, pages that nobody holds are not used for new requests.
+        """
+        report = self.runtime.swap(program)
+        if not exact:
+            self.scheduler.pool.forget_idle()
+        return report
+
+    def _lose(self, error: BackendError) -> list[Event]:
+        scheduler = self.scheduler
+        rows = [*scheduler.running, *scheduler.waiting]
+        started = [row for row in rows if row.pages]
+        events = scheduler.fail(started, error.what)
+        scheduler.pool.forget_idle()
+        self.runtime.reset_state()
+        return self._ended(events)
+
+    def _ended(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            if event.finish is not None:
+                self._salts.pop(event.request, None)
+        return events
+
+    # --- one step ------------------------------------------------------------------------------
+
+    def _compute(self, plan: Plan) -> list[int | None]:
+        name, given = self._arguments(plan)
+        began = time.perf_counter()
+        out = self.runtime.step(name, given)
+        greedy = np.asarray(out["next_tokens"])
+        self.clock.device += time.perf_counter() - began
+        if all(row.request.sampling.temperature == 0 for row in plan.rows):
+            return _where(plan, greedy[: len(plan.rows)].tolist())
+        logits = np.asarray(out["logits"])
+        drawn = [self._draw(row, logits[i]) for i, row in enumerate(plan.rows)]
+        return _where(plan, drawn)
+
+    def _draw(self, row: Row, logits: Any) -> int:
+        sampling, salt = row.request.sampling, self._salts[row.request.id]
+        return draw(logits, sampling, len(row.tokens), salt)
+
+    def _arguments(self, plan: Plan) -> tuple[str, dict[str, Any]]:
+        columns = self.shape.columns(plan.reach)
+        tables = np.zeros((plan.batch, columns), np.int32)
+        starts = np.zeros(plan.batch, np.int32)
+        tokens = np.zeros((plan.batch, plan.length), np.int32)
+        counts = np.zeros(plan.batch, np.int32)
+        for i, (row, start, count) in enumerate(
+            zip(plan.rows, plan.starts, plan.counts, strict=True)
+        ):
+            tables[i] = self.scheduler.table(row, columns)
+            tokens[i, :count] = row.tokens[start : start + count]
+            starts[i], counts[i] = start, count
+        if plan.kind == DECODE:
+            given = {"tokens": tokens[:, 0], "positions": starts, "tables": tables}
+            return self.shape.decode_name(plan.batch, plan.reach), given
+        given = {"tokens": tokens, "starts": starts, "counts": counts, "tables": tables}
+        return self.shape.extend_name(plan.batch, plan.length, plan.reach), given
+
+    def _count(self, plan: Plan, began: float) -> None:
+        clock = self.clock
+        clock.total += time.perf_counter() - began
+        clock.tokens_drawn += sum(plan.draws)
+        if plan.kind == DECODE:
+            clock.decode_steps += 1
+        else:
+            clock.extend_steps += 1
+            clock.tokens_read += sum(plan.counts)
+
+
+def _where(plan: Plan, tokens: Sequence[int]) -> list[int | None]:
+    return [token if draws else None for token, draws in zip(tokens, plan.draws, strict=True)]
