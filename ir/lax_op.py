@@ -32,7 +32,8 @@ DERIVED_PARAMETERS = {"reduce": {"computation": "jaxpr"}}
 
 
 class LaxOp(Op):
-    """The op of one JAX primitive. Attributes are the primitive's parameters, all required."""
+    """The op of one JAX primitive. Attributes are the primitive's parameters; all but `accuracy`
+    are required."""
 
     variadic: ClassVar[bool] = True
     regions: ClassVar[None] = None
@@ -41,15 +42,13 @@ class LaxOp(Op):
         self.primitive = primitive
         self.name = f"lax.{primitive.name}"  # type: ignore[misc]
         self.commutative = primitive.name in _COMMUTATIVE  # type: ignore[misc]
+        if _takes_accuracy(primitive.name):
+            # read by the lowering alone, which would notice its absence too late
+            self.attributes = {"accuracy": None}  # type: ignore[misc]
 
     def complete(self, given: Attributes) -> dict[str, Any]:
-        """JAX has no list of a primitive's parameters; its abstract evaluation asks for them.
-
-        `accuracy` is read by the lowering alone, which would notice its absence too late.
-        """
-        if _takes_accuracy(self.primitive.name) and "accuracy" not in given:
-            return {**given, "accuracy": None}
-        return dict(given)
+        """JAX has no list of a primitive's parameters; its abstract evaluation asks for them."""
+        return {**self.attributes, **given}
 
     def infer(
         self,
