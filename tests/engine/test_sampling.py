@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tkcc.engine.requests import Sampling
-from tkcc.engine.sampling import draw
+from tkcc.engine.sampling import _kept, _place, draw
+from tkcc.ir.errors import BackendError
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.25, 0.05], np.float32))
 COUNT = 4000
@@ -55,6 +60,49 @@ def test_without_a_seed_the_salt_tells_requests_apart() -> None:
     ]
 
 
-def test_a_huge_temperature_and_huge_logits_stay_finite() -> None:
+def _plainly_kept(weights: np.ndarray, top_k: int, top_p: float) -> list[int]:
+    """Sort, cut at top_k, cut where top_p is reached."""
+    order = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
+    order = order[: top_k or None]
+    if top_p == 1:
+        return order
+    share = top_p * sum(weights[token] for token in order)
+    reached = itertools.accumulate(weights[token] for token in order)
+    return order[: 1 + next(place for place, sum_ in enumerate(reached) if sum_ >= share)]
+
+
+@example(700, 0, 0, 0.75, 1)  # more tokens than are put in order first
+@given(
+    st.integers(1, 700),
+    st.integers(0, 2**32),
+    st.sampled_from([0, 1, 3, 300, 10_000]),
+    st.sampled_from([1.0, 0.75, 0.5, 1 / 128]),
+    st.sampled_from([1, 2, 12]),
+)
+def test_the_tokens_kept_are_those_of_the_plain_rule(
+    vocabulary: int, seed: int, top_k: int, top_p: float, spread: int
+) -> None:
+    # powers of two: many (or all) are equal, and their sums are exact
+    weights = 2.0 ** -np.random.default_rng(seed).integers(0, spread, vocabulary)
+    kept = _kept(weights, Sampling(temperature=1.0, top_k=top_k, top_p=top_p)).tolist()
+    assert sorted(kept) == sorted(_plainly_kept(weights, top_k, top_p))
+
+
+def test_extreme_temperatures_and_logits_stay_finite() -> None:
     assert 0 <= draw(LOGITS * 1e6, Sampling(temperature=100.0), 0, salt=0) < 5
-    assert draw(LOGITS * 1e6, Sampling(temperature=1e-6), 0, salt=0) == 1
+    for temperature in (1e-6, 1e-300, 5e-324):
+        assert {draw(LOGITS, Sampling(temperature=temperature), p, salt=0) for p in range(9)} == {1}
+
+
+def test_a_token_whose_logit_is_minus_infinity_is_never_drawn() -> None:
+    masked = np.array([-np.inf, 0, -np.inf, 0, -np.inf], np.float32)
+    hot = Sampling(temperature=100.0)
+    assert {draw(masked, hot, p, salt=0) for p in range(200)} == {1, 3}
+    assert [_place(np.array([0.0, 1.0, 0.0]), point) for point in (0.0, 1 - 2**-53)] == [1, 1]
+
+
+@pytest.mark.parametrize("wrong", [[0, np.nan, 1], [np.inf, 0, 0], [-np.inf] * 3])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_k=2)])
+def test_logits_of_a_broken_step_are_refused(wrong: list[float], sampling: Sampling) -> None:
+    with pytest.raises(BackendError, match="as a logit"):
+        draw(np.array(wrong, np.float32), sampling, 0, salt=0)

@@ -6,10 +6,9 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.engine.toy import LIMITS, Toy, alone, heard
+from tkcc.engine.plans import extend_bucket
 from tkcc.engine.requests import Event, Request, RequestError, Sampling
 from tkcc.engine.scheduler import DECODE, EXTEND, Scheduler
 
@@ -26,55 +25,6 @@ def drain(scheduler: Scheduler, toy: Toy, limit: int = 10_000) -> list[Event]:
         events += scheduler.commit(plan, toy.run(plan))
         scheduler.pool.check()
     raise AssertionError("the scheduler does not come to an end")
-
-
-@st.composite
-def requests(draw: Any) -> list[Request]:
-    made = []
-    for number in range(draw(st.integers(1, 10))):
-        shared = SHARED[: draw(st.integers(0, 16))]
-        own = draw(st.lists(st.integers(1, 96), min_size=1, max_size=7))
-        sampling = Sampling(
-            max_tokens=draw(st.integers(1, 12)),
-            stop_tokens=tuple(draw(st.lists(st.integers(0, 96), max_size=3))),
-            ignore_end=draw(st.booleans()),
-        )
-        made.append(Request(f"r{number}", (*shared, *own)[: LIMITS.context - 1], sampling))
-    return made
-
-
-@settings(max_examples=150)
-@given(requests(), st.data(), st.integers(7, 20))
-def test_whatever_happens_each_request_hears_what_it_would_alone(
-    asked: list[Request], data: Any, pages: int
-) -> None:
-    scheduler = Scheduler(dataclasses.replace(LIMITS, pages=pages))
-    toy = Toy(scheduler)
-    waiting, events, cancelled = list(asked), [], set()
-    while waiting or not scheduler.idle:
-        choice = data.draw(st.integers(0, 9))
-        if waiting and choice < 4:
-            if len(scheduler.waiting) < LIMITS.max_waiting:
-                scheduler.submit(waiting.pop(0))
-        elif choice == 9:
-            name = data.draw(st.sampled_from(asked)).id
-            ended = scheduler.cancel(name)
-            cancelled |= {event.request for event in ended}
-            events += ended
-        plan = scheduler.next()
-        if plan is not None:
-            events += scheduler.commit(plan, toy.run(plan))
-        scheduler.pool.check()
-    found = heard(events)
-    for request in asked:
-        tokens, ends = found[request.id]
-        want, end = alone(request)
-        assert len(ends) == 1
-        if request.id in cancelled:
-            assert tokens == want[: len(tokens)]
-        else:
-            assert (tokens, ends[0]) == (want, end)
-    assert scheduler.pool.held == 0
 
 
 def test_a_repeated_prompt_computes_its_new_tokens_only() -> None:
@@ -142,6 +92,9 @@ def test_a_request_that_was_put_off_keeps_its_answer(monkeypatch: pytest.MonkeyP
         request.id: alone(request) for request in asked
     }
     assert {row.request.id for row in put_off} == {"b"}, "the last to come gives way"
+    counts = scheduler.pool.counts
+    assert (counts.hits, counts.misses) == (0, 3 + 3), "reading again is no hit, and no miss"
+    assert put_off[0].cached == 0
 
 
 @pytest.mark.parametrize(
@@ -151,6 +104,10 @@ def test_a_request_that_was_put_off_keeps_its_answer(monkeypatch: pytest.MonkeyP
         (Request("x", tuple(range(24))), "prompt_too_long"),
         (Request("x", (1, 97)), "invalid_token"),
         (Request("x", (-1,)), "invalid_token"),
+        (Request("x", (1, 2.0)), "invalid_token"),  # type: ignore[arg-type]
+        (Request("x", (1, True)), "invalid_token"),
+        (Request("x", (1, None)), "invalid_token"),  # type: ignore[arg-type]
+        (Request("x", (1, "2")), "invalid_token"),  # type: ignore[arg-type]
         (Request("taken", (1,)), "duplicate_id"),
     ],
 )
@@ -173,6 +130,12 @@ def test_bad_requests_are_refused_and_change_nothing(request_: Request, code: st
         {"top_p": 0.0},
         {"top_p": 1.5},
         {"seed": -1},
+        {"max_tokens": "3"},
+        {"max_tokens": 2.5},
+        {"temperature": None},
+        {"top_k": True},
+        {"top_p": "1"},
+        {"stop_tokens": ("a",)},
     ],
 )
 def test_bad_sampling_is_refused(wrong: dict[str, Any]) -> None:
@@ -204,3 +167,88 @@ def test_a_step_that_went_wrong_ends_its_rows_alone() -> None:
     found = heard(drain(scheduler, toy))
     assert found["b"][1] == ["length"]
     assert scheduler.pool.held == 0
+
+
+def _prompt(scheduler: Scheduler, toy: Toy, name: str, tokens: tuple[int, ...]) -> Event:
+    scheduler.submit(Request(name, tokens, Sampling(max_tokens=1, ignore_end=True)))
+    return next(event for event in drain(scheduler, toy) if event.request == name)
+
+
+def test_all_of_decode_giving_way_to_who_reads_leaves_no_step_without_work() -> None:
+    scheduler = Scheduler(dataclasses.replace(LIMITS, pages=7))
+    toy = Toy(scheduler)
+    scheduler.submit(Request("long", tuple(range(1, 18)), Sampling(max_tokens=1)))
+    scheduler.submit(Request("short", (40, 1, 1, 1), Sampling(max_tokens=2, ignore_end=True)))
+    found = heard(drain(scheduler, toy))
+    assert all(len(ends) == 1 for _, ends in found.values())
+
+
+def test_lost_pages_are_read_again_and_nobody_hears_a_difference() -> None:
+    scheduler = Scheduler(LIMITS)
+    toy = Toy(scheduler)
+    request = Request("a", SHARED[:10], Sampling(max_tokens=9, ignore_end=True))
+    scheduler.submit(request)
+    events: list[Event] = []
+    for _ in range(5):
+        plan = scheduler.next()
+        events += scheduler.commit(plan, toy.run(plan))
+    assert scheduler.next() is not None, "its step is lost too"
+    scheduler.lose_pages()
+    toy.memory[:] = -1
+    assert scheduler.pool.held == 0
+    tokens, end = alone(request)
+    assert heard(events + drain(scheduler, toy))["a"] == (tokens, [end])
+
+
+def test_after_sharing_stopped_only_what_was_computed_since_is_shared() -> None:
+    scheduler = Scheduler(LIMITS)
+    toy = Toy(scheduler)
+    prompt = SHARED[:13]
+    _prompt(scheduler, toy, "idle", prompt)
+    scheduler.submit(Request("old", prompt, Sampling(max_tokens=11, ignore_end=True)))
+    plan = scheduler.next()
+    scheduler.commit(plan, toy.run(plan))
+    scheduler.stop_sharing()
+    first = _prompt(scheduler, toy, "new", prompt)  # while "old" goes on, and to its end
+    assert first.cached_tokens == 0
+    assert _prompt(scheduler, toy, "newer", prompt).cached_tokens == 12
+    answer = alone(Request("old", prompt, Sampling(max_tokens=11, ignore_end=True)))[0]
+    whole = (*prompt, *answer[:9])
+    assert _prompt(scheduler, toy, "continued", whole).cached_tokens == 12
+    scheduler.pool.check()
+    assert scheduler.pool.held == 0
+
+
+def test_a_blocked_request_is_let_in_as_soon_as_its_pages_are_free_and_nobody_overtakes() -> None:
+    scheduler = Scheduler(dataclasses.replace(LIMITS, pages=7))
+    for name, length in (("a", 12), ("big", 20), ("small", 1)):
+        tokens = tuple(range(1, length + 1))
+        scheduler.submit(Request(name, tokens[::-1], Sampling(max_tokens=1)))
+    assert scheduler.next() is not None
+    assert [row.request.id for row in scheduler.running] == ["a"]
+    scheduler.lose_pages()
+    scheduler.cancel("a")
+    assert scheduler.next() is not None
+    assert [row.request.id for row in scheduler.running] == ["big", "small"]
+
+
+def test_limits_under_which_a_request_would_never_end_are_no_limits() -> None:
+    with pytest.raises(AssertionError, match="no pages"):
+        dataclasses.replace(LIMITS, pages=6)
+
+
+@pytest.mark.parametrize(
+    ("pending", "bucket"),
+    [
+        ([3], (1, 16)),  # less padding
+        ([300], (1, 128)),  # fewer steps
+        ([16, 16, 16, 16], (4, 16)),  # together
+        ([128, 1, 1, 1], (1, 128)),
+        ([17], (1, 16)),  # two short steps cost less than one long one
+        ([60], (1, 128)),
+    ],
+)
+def test_a_piece_goes_into_the_bucket_with_most_of_use_for_its_cost(
+    pending: list[int], bucket: tuple[int, int]
+) -> None:
+    assert extend_bucket(((1, 16), (4, 16), (1, 128)), pending) == bucket

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tkcc.engine.requests import Event, Request
+from tkcc.engine.pages import NULL_PAGE
+from tkcc.engine.requests import Event, Request, Sampling
+from tkcc.engine.sampling import draw
 from tkcc.engine.scheduler import Limits, Plan, Scheduler
 
 LIMITS = Limits(
@@ -20,19 +23,23 @@ LIMITS = Limits(
     end_tokens=frozenset({0}),
     max_waiting=8,
 )
-EMPTY = -1
+EMPTY, PADDING = -1, -2
 
 
-def following(tokens: Any, vocabulary: int = LIMITS.vocabulary) -> int:
-    """The toy's next token: a hash of the whole history."""
+def following(tokens: Any, sampling: Sampling) -> int:
+    """The toy's next token: from a hash of the whole history, greedy or drawn."""
     value = 7
     for token in tokens:
         value = (value * 31 + int(token) + 11) % 1_000_003
-    return value % vocabulary
+    if sampling.temperature == 0:
+        return value % LIMITS.vocabulary
+    logits = np.random.default_rng(value).normal(size=LIMITS.vocabulary).astype(np.float32)
+    return draw(logits, sampling, len(tokens), salt=0)
 
 
 class Toy:
-    """Runs plans: writes tokens into pages, and reads each history back from them."""
+    """Runs plans as a device does: writes tokens (and padding) into pages, then reads each row's
+    history back from them."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler, self.limits = scheduler, scheduler.limits
@@ -41,36 +48,54 @@ class Toy:
 
     def run(self, plan: Plan) -> list[int | None]:
         """One step: every row writes all its tokens before any row reads."""
-        size = self.limits.page_size
         assert len(plan.rows) <= plan.batch
-        tables = [self.scheduler.table(row, plan.reach // size) for row in plan.rows]
+        columns = plan.reach // self.limits.page_size
+        tables = [self.scheduler.table(row, columns) for row in plan.rows]
         for row, table, start, count in zip(
             plan.rows, tables, plan.starts, plan.counts, strict=True
         ):
             assert 0 < count <= plan.length
             assert start + count <= plan.reach
             self.computed += count
-            for position in range(start, start + count):
-                self.memory[table[position // size], position % size] = row.tokens[position]
+            padding = [PADDING] * (plan.length - count)
+            self._write(table, start, [*row.tokens[start : start + count], *padding])
+        for _ in range(plan.batch - len(plan.rows)):
+            self._write([NULL_PAGE] * columns, 0, [PADDING] * plan.length)
         return [
-            self._read(table, start + count) if draws else None
-            for table, start, count, draws in zip(
-                tables, plan.starts, plan.counts, plan.draws, strict=True
+            following(self._read(table, start + count), row.request.sampling) if draws else None
+            for row, table, start, count, draws in zip(
+                plan.rows, tables, plan.starts, plan.counts, plan.draws, strict=True
             )
         ]
 
-    def _read(self, table: list[int], length: int) -> int:
+    def check(self) -> None:
+        """Assert that each row's pages hold what it believes, and that none has page 0."""
+        for row in self.scheduler.running:
+            assert NULL_PAGE not in row.pages
+            assert list(self._read(row.pages, row.computed)) == row.tokens[: row.computed]
+
+    def _write(self, table: Sequence[int], start: int, tokens: Sequence[int]) -> None:
         size = self.limits.page_size
-        history = [self.memory[table[p // size], p % size] for p in range(length)]
+        for position, token in enumerate(tokens, start):
+            inside = position < len(table) * size
+            page = table[position // size] if inside else NULL_PAGE
+            holders = [row for row in self.scheduler.running if page in row.pages]
+            assert page == NULL_PAGE or len(holders) == 1, "a page that others read is written"
+            self.memory[page, position % size] = token
+
+    def _read(self, table: Sequence[int], length: int) -> list[int]:
+        size = self.limits.page_size
+        history = [int(self.memory[table[p // size], p % size]) for p in range(length)]
         assert EMPTY not in history
-        return following(history)
+        assert PADDING not in history
+        return history
 
 
 def alone(request: Request, limits: Limits = LIMITS) -> tuple[list[int], str]:
     """What a request must hear: its tokens and how it ends."""
     tokens, said = list(request.prompt), []
     while True:
-        token = following(tokens)
+        token = following(tokens, request.sampling)
         ends = token in limits.end_tokens and not request.sampling.ignore_end
         if ends or token in request.sampling.stop_tokens:
             return said, "stop"
@@ -85,6 +110,7 @@ def heard(events: list[Event]) -> dict[str, tuple[list[int], list[str]]]:
     found: dict[str, tuple[list[int], list[str]]] = {}
     for event in events:
         tokens, ends = found.setdefault(event.request, ([], []))
+        assert not ends, "something is heard after the end"
         if event.token is not None:
             tokens.append(event.token)
         if event.finish is not None:

@@ -105,11 +105,11 @@ class Engine:
         """Put a program into the slot between two steps. Requests in flight go on with it.
 
         What is in the cache was computed by the old program. An exact one would have computed the
-        same; after any other, pages that nobody holds are not used for new requests.
+        same; after any other, new requests do not use pages of before.
         """
         report = self.runtime.swap(program)
         if not exact:
-            self.scheduler.pool.forget_idle()
+            self.scheduler.stop_sharing()
         return report
 
     def _lose(self, error: BackendError) -> list[Event]:
@@ -117,7 +117,7 @@ class Engine:
         rows = [*scheduler.running, *scheduler.waiting]
         started = [row for row in rows if row.pages]
         events = scheduler.fail(started, error.what)
-        scheduler.pool.forget_idle()
+        scheduler.lose_pages()
         self.runtime.reset_state()
         return self._ended(events)
 
@@ -135,15 +135,21 @@ class Engine:
         out = self.runtime.step(name, given)
         greedy = np.asarray(out["next_tokens"])
         self.clock.device += time.perf_counter() - began
-        if all(row.request.sampling.temperature == 0 for row in plan.rows):
-            return _where(plan, greedy[: len(plan.rows)].tolist())
-        logits = np.asarray(out["logits"])
-        drawn = [self._draw(row, logits[i]) for i, row in enumerate(plan.rows)]
-        return _where(plan, drawn)
+        # logits stay on the device unless somebody draws from them
+        free = any(row.request.sampling.temperature > 0 for row in plan.rows)
+        logits = np.asarray(out["logits"]) if free else None
+        return [
+            self._token(row, int(greedy[i]), None if logits is None else logits[i])
+            if draws
+            else None
+            for i, (row, draws) in enumerate(zip(plan.rows, plan.draws, strict=True))
+        ]
 
-    def _draw(self, row: Row, logits: Any) -> int:
-        sampling, salt = row.request.sampling, self._salts[row.request.id]
-        return draw(logits, sampling, len(row.tokens), salt)
+    def _token(self, row: Row, greedy: int, logits: Any) -> int:
+        sampling = row.request.sampling
+        if sampling.temperature == 0:
+            return greedy
+        return draw(logits, sampling, len(row.tokens), self._salts[row.request.id])
 
     def _arguments(self, plan: Plan) -> tuple[str, dict[str, Any]]:
         columns = self.shape.columns(plan.reach)
@@ -172,7 +178,3 @@ class Engine:
         else:
             clock.extend_steps += 1
             clock.tokens_read += sum(plan.counts)
-
-
-def _where(plan: Plan, tokens: Sequence[int]) -> list[int | None]:
-    return [token if draws else None for token, draws in zip(tokens, plan.draws, strict=True)]

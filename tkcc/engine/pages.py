@@ -24,10 +24,14 @@ def block_hashes(tokens: Sequence[int], size: int, known: Sequence[bytes] = ()) 
     `known` are the hashes of the first blocks, which are not computed again.
     """
     hashes = list(known)
-    for start in range(len(hashes) * size, len(tokens) - size + 1, size):
-        block = np.asarray(tokens[start : start + size], np.int64).tobytes()
-        parent = hashes[-1] if hashes else b""
-        hashes.append(hashlib.blake2b(parent + block, digest_size=_DIGEST).digest())
+    parent = hashes[-1] if hashes else b""
+    first, last = len(hashes), len(tokens) // size
+    data = np.asarray(tokens[first * size : last * size], np.int64).tobytes()
+    width = size * np.dtype(np.int64).itemsize
+    for start in range(0, len(data), width):
+        block = data[start : start + width]
+        parent = hashlib.blake2b(parent + block, digest_size=_DIGEST).digest()
+        hashes.append(parent)
     return hashes
 
 
@@ -123,6 +127,12 @@ class PagePool:
         """Forget every page that nobody holds: its contents are no longer what they were."""
         while self._idle:
             self._free.append(self._evict())
+
+    def forget(self) -> None:
+        """No page is found again. Who holds one keeps it."""
+        self.forget_idle()
+        self._page_of.clear()
+        self._hash_of.clear()
 
     def check(self) -> None:
         """Assert that every page is in one place, and that the tables agree (for tests)."""

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tkcc.engine.pages import NULL_PAGE, PagePool, block_hashes
+from tkcc.engine.plans import DECODE, EXTEND, Limits, Plan, Row, extend_bucket
 from tkcc.engine.requests import (
     CANCELLED,
     ERROR,
@@ -27,65 +28,7 @@ from tkcc.engine.requests import (
     validate,
 )
 
-DECODE, EXTEND = "decode", "extend"
-
-# What a step costs beside its tokens (reading the weights, above all), in tokens.
-STEP_COST = 32
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Sizes of the engine: buckets as in `tkcc.engine.programs.ServeShape`."""
-
-    context: int
-    page_size: int
-    pages: int
-    decode: tuple[int, ...]
-    extend: tuple[tuple[int, int], ...]
-    reach: tuple[int, ...]
-    vocabulary: int
-    end_tokens: frozenset[int] = frozenset()
-    max_waiting: int = 1024
-
-
-@dataclasses.dataclass(eq=False)
-class Row:
-    """A request on its way: `tokens` is prompt and answer, of which the cache holds `computed`."""
-
-    request: Request
-    tokens: list[int]
-    computed: int = 0
-    pages: list[int] = dataclasses.field(default_factory=list)
-    hashes: list[bytes] = dataclasses.field(default_factory=list)
-    cached: int = 0
-    started: bool = False  # its first pages were handed out once
-
-    @property
-    def answered(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def pending(self) -> int:
-        """Tokens that are not in the cache yet."""
-        return len(self.tokens) - self.computed
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """One step: `counts[i]` tokens of `rows[i]` from position `starts[i]` on, in a bucket.
-
-    `batch` rows of `length` tokens that reach back `reach` tokens are computed; rows beyond
-    `rows` are padding. `draws[i]` says whether row i gets a token from its last logits.
-    """
-
-    kind: str
-    batch: int
-    length: int
-    reach: int
-    rows: tuple[Row, ...]
-    starts: tuple[int, ...]
-    counts: tuple[int, ...]
-    draws: tuple[bool, ...]
+__all__ = ["DECODE", "EXTEND", "Limits", "Plan", "Row", "Scheduler"]
 
 
 class Scheduler:
@@ -123,6 +66,23 @@ class Scheduler:
         self._planned = None
         return [self._finish(row, ERROR, error) for row in rows if self._alive(row)]
 
+    def lose_pages(self) -> None:
+        """What the pages held is gone. Requests in flight are read again, and hear no difference.
+
+        A plan that is not committed is void.
+        """
+        self._planned = None
+        for row in reversed(self.running):
+            self._put_off(row)
+        self.pool.forget()
+
+    def stop_sharing(self) -> None:
+        """What the pages hold would be computed otherwise now. Requests in flight go on with it;
+        others share nothing with them."""
+        self.pool.forget()
+        for row in self.running:
+            row.apart = True
+
     @property
     def idle(self) -> bool:
         return not self._rows
@@ -130,22 +90,19 @@ class Scheduler:
     # --- planning ------------------------------------------------------------------------------
 
     def next(self) -> Plan | None:
-        """What to compute now; None if there is nothing. Each plan is committed or failed."""
+        """What to compute now; None only if nothing is in flight. Commit or fail each plan."""
         assert self._planned is None, "commit the last plan first"
         self._admit()
-        reading = [row for row in self.running if self._is_reading(row)]
-        decoding = [row for row in self.running if not self._is_reading(row)]
-        if reading and (not decoding or self._last == DECODE):
-            self._planned = self._extend(reading)
-        elif decoding:
-            self._planned = self._decode(decoding)
-        if self._planned is not None:
-            self._last = self._planned.kind
-        return self._planned
-
-    def _is_reading(self, row: Row) -> bool:
-        """More than its newest token is not in the cache, or it has no answer yet."""
-        return row.pending > 1 or row.answered == 0
+        # all that decode may have given way to those that read, so each may have nothing to do
+        if self._last == EXTEND:
+            plan = self._decode() or self._extend()
+        else:
+            plan = self._extend() or self._decode()
+        assert plan is not None or self.idle
+        if plan is not None:
+            self._last = plan.kind
+        self._planned = plan
+        return plan
 
     def _admit(self) -> None:
         """Let waiting requests in, in order, while there are rows and pages for them."""
@@ -167,25 +124,28 @@ class Scheduler:
         if fresh is None:
             self.pool.release(reversed(known))
             return False
-        row.pages, row.computed = [*known, *fresh], len(known) * size
+        row.pages, row.computed, row.apart = [*known, *fresh], len(known) * size, False
         if not row.started:
             row.started, row.cached = True, row.computed
             self.pool.counts.hits += row.computed
             self.pool.counts.misses += len(row.tokens) - row.computed
         return True
 
-    def _extend(self, reading: Sequence[Row]) -> Plan:
+    def _extend(self) -> Plan | None:
+        reading = [row for row in self.running if row.reading]
+        if not reading:
+            return None
         pending = [row.pending for row in reading]
-        batch, length = _extend_bucket(self.limits.extend, pending)
+        batch, length = extend_bucket(self.limits.extend, pending)
         rows = tuple(reading[:batch])
         counts = tuple(min(row.pending, length) for row in rows)
         draws = tuple(c == row.pending for row, c in zip(rows, counts, strict=True))
         return self._plan(EXTEND, batch, length, rows, counts, draws)
 
-    def _decode(self, decoding: Sequence[Row]) -> Plan | None:
+    def _decode(self) -> Plan | None:
+        decoding = [row for row in self.running if not row.reading]
+        # who comes later gives way first, so a row that has its place keeps it
         rows = tuple(row for row in decoding if self._has_place(row))
-        # making place may have put off rows that had one
-        rows = tuple(row for row in rows if row.pages)
         if not rows:
             return None
         batch = min(size for size in self.limits.decode if size >= len(rows))
@@ -250,6 +210,8 @@ class Scheduler:
         size = self.limits.page_size
         first, last = row.computed // size, computed // size
         row.computed = computed
+        if row.apart:
+            return
         if last > len(row.hashes):
             row.hashes = block_hashes(row.tokens[:computed], size, row.hashes)
         for block in range(first, last):
@@ -278,14 +240,3 @@ class Scheduler:
         self.pool.release(reversed(row.pages))
         row.pages = []
         return Event(row.request.id, None, finish, error, row.cached)
-
-
-def _extend_bucket(buckets: Sequence[tuple[int, int]], pending: Sequence[int]) -> tuple[int, int]:
-    """The bucket that computes most tokens of use for what it costs."""
-
-    def worth(bucket: tuple[int, int]) -> float:
-        batch, length = bucket
-        useful = sum(min(count, length) for count in pending[:batch])
-        return useful / (STEP_COST + batch * length)
-
-    return max(buckets, key=worth)
