@@ -133,10 +133,22 @@ def moe_route(logits: Any, k: int, bias: Any = None, **attributes: Any) -> Any:
 
 
 def moe_experts(
-    x: Any, weights: Any, ids: Any, w_gate: Any, w_up: Any, w_down: Any, activation: str = "silu"
+    x: Any,
+    weights: Any,
+    ids: Any,
+    w_gate: Any,
+    w_up: Any,
+    w_down: Any,
+    activation: str = "silu",
+    *,
+    gate_bias: Any = None,
+    up_bias: Any = None,
+    down_bias: Any = None,
 ) -> Any:
     """Routed gated MLPs over x [n, d]."""
-    return call("moe_experts", x, weights, ids, w_gate, w_up, w_down, activation=activation)
+    biases = {"gate_bias": gate_bias, "up_bias": up_bias, "down_bias": down_bias}
+    matrices = (w_gate, w_up, w_down)
+    return call("moe_experts", x, weights, ids, *matrices, optional=biases, activation=activation)
 
 
 def linear_attention(q: Any, k: Any, v: Any, decay: Any, state: Any) -> Any:

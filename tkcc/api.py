@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tkcc.backends.base import Program, Schedule, Target, get_backend
 from tkcc.backends.xla.platform import select_platforms
 from tkcc.candidate import Candidate
 from tkcc.comparison import Table, compare_targets
-from tkcc.frontends.lowering import Call, lower, lower_functions
+from tkcc.frontends.lowering import Call, lower_functions
+from tkcc.frontends.lowering import lower as lower_program
+from tkcc.ir.errors import LoweringError
 from tkcc.ir.graph import Module
 from tkcc.ir.passes.hoist import hoist
 from tkcc.language import StepShape
 from tkcc.optimize.records import Observer, Plan, Result
 from tkcc.optimize.run import Optimizer
 from tkcc.optimize.session import Session
-from tkcc.workloads import load_language
+from tkcc.workloads import load_language, lower_path
 
 select_platforms()  # before a user's arrays start JAX: no noise from a libtpu without a TPU
 
@@ -30,6 +33,40 @@ __all__ = [
     "optimize",
     "replay",
 ]
+
+
+def lower(
+    target: Any,
+    *args: Any,
+    shape: StepShape | None = None,
+    dtype: str | None = None,
+    recognise: bool = True,
+    **options: Any,
+) -> Module:
+    """The IR of a JAX function, a Flax module, or a model on disk.
+
+    With `args`: see `tkcc.frontends.lowering.lower`, which takes the same `options`. A `target`
+    that is a string or Path is a model's folder, as transformers' `save_pretrained` writes it, or
+    a `config.json`: one module with functions `prefill` and `decode` for a step `shape` (1 row of
+    256 tokens by default), whose parameters are of `dtype` ("float32" by default) and have values
+    where the folder holds safetensors files. Raises LoweringError, ModelError.
+
+    Example:
+        module = tkcc.lower("models/qwen3-0.6b", shape=StepShape(batch=4), dtype="bfloat16")
+    """
+    if isinstance(target, str | Path):
+        if args or options:
+            raise LoweringError(
+                f"{target}: a model on disk takes no example arguments and no {[*options]}",
+                remedy="give `shape`, `dtype` and `recognise` only",
+            )
+        return lower_path(target, shape or StepShape(), dtype or "float32", recognise)
+    if shape is not None or dtype is not None:
+        raise LoweringError(
+            "`shape` and `dtype` are for a model on disk",
+            remedy="give example arguments of the shapes and dtypes you want",
+        )
+    return lower_program(target, *args, recognise=recognise, **options)
 
 
 def compile(  # noqa: A001  (the name users expect)

@@ -35,20 +35,15 @@ class StepShape:
 def lower_language_model(
     model: Any, shape: StepShape, *, name: str, recognise: bool = True
 ) -> Module:
-    """The module of a model with `prefill`, `decode` and `config` (as `tkcc.models.llama.Llama`).
+    """The module of a `tkcc.models.causal.CausalModel`: its `prefill` and `decode`.
 
     Its parameters may be arrays or ShapeDtypeStructs; arrays become the module's `values`.
     """
-    config = model.config
-    dtype = model.embedding.get_value().dtype  # of an array or a ShapeDtypeStruct
-    cache = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
-        (config.num_layers, shape.batch, shape.context, config.num_kv_heads, config.head_dim),
-        dtype,
-    )
+    caches = model.cache_types(shape.batch, shape.context)
     row = jax.ShapeDtypeStruct((shape.batch,), jnp.int32)  # type: ignore[no-untyped-call]
     prompt = jax.ShapeDtypeStruct((shape.batch, shape.prompt), jnp.int32)  # type: ignore[no-untyped-call]
     calls = {
-        "prefill": Call(model.prefill, (prompt, row, cache, cache), state=STATE, outputs=OUTPUTS),
-        "decode": Call(model.decode, (row, row, cache, cache), state=STATE, outputs=OUTPUTS),
+        "prefill": Call(model.prefill, (prompt, row, *caches), state=STATE, outputs=OUTPUTS),
+        "decode": Call(model.decode, (row, row, *caches), state=STATE, outputs=OUTPUTS),
     }
     return lower_functions(calls, name=name, recognise=recognise)

@@ -15,14 +15,16 @@ from tkcc.ir.errors import TkccError
 from tkcc.ir.graph import Module
 from tkcc.language import StepShape, lower_language_model
 from tkcc.models import registry
+from tkcc.models.loading import is_model_path, load_folder, load_path
 from tkcc.models.prompts import PROMPTS
+from tkcc.models.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Language:
-    """A built-in language model, lowered, with its tokenizer and weights."""
+    """A language model, lowered, with its tokenizer and weights."""
 
     module: Module
     shape: StepShape
@@ -50,14 +52,44 @@ class Language:
 def load_language(
     name: str, shape: StepShape, dtype: str = "float32", progress: Progress | None = None
 ) -> Language:
-    """A built-in model with real weights. Raises ModelError if it cannot be had."""
+    """A built-in model, or that of a folder (see `lower_path`), with real weights.
+
+    Raises ModelError if it cannot be had.
+    """
     select_platforms()  # before JAX is used: no noise from a libtpu without a TPU
-    loaded = registry.load(name, dtype, progress=progress)
-    module = lower_language_model(loaded.module, shape, name=name)
+    model: Any
+    if name not in registry.names() and is_model_path(name):
+        tokenizer = Tokenizer.from_folder(Path(name))
+        model = load_folder(name, dtype)
+    else:
+        loaded = registry.load(name, dtype, progress=progress)
+        model, tokenizer = loaded.module, loaded.tokenizer
+    module = lower_language_model(model, shape, name=_title(name))
     workload = Workload(
         model=name, dtype=dtype, batch=shape.batch, context=shape.context, prompt=shape.prompt
     )
-    return Language(module, shape, workload, loaded.tokenizer)
+    return Language(module, shape, workload, tokenizer)
+
+
+def lower_path(
+    path: str | Path, shape: StepShape, dtype: str = "float32", recognise: bool = True
+) -> Module:
+    """The module of a model's folder or `config.json`, with functions `prefill` and `decode`.
+
+    The folder is one that transformers' `save_pretrained` wrote. Where it holds safetensors files,
+    the weights are the module's values; a bare config gives shapes only. Raises ModelError.
+    """
+    select_platforms()
+    model = load_path(path, dtype)
+    return lower_language_model(model, shape, name=_title(path), recognise=recognise)
+
+
+def _title(path: str | Path) -> str:
+    """The folder's name, also for the `config.json` in it; the file's for another JSON file."""
+    place = Path(path)
+    if place.name == "config.json":
+        return place.resolve().parent.name
+    return place.stem if place.suffix == ".json" else place.resolve().name
 
 
 def load_module(
@@ -65,14 +97,16 @@ def load_module(
 ) -> Module:
     """The module that `name` stands for, without weights where it is a built-in model.
 
-    `name` is a built-in model, a file of IR text (`*.tkir`), or `package.module:attribute`, where
-    the attribute is a Module or a function without arguments that returns one (that code is
-    yours: it is imported and run). Raises TkccError.
+    `name` is a built-in model, a folder or `config.json` (see `lower_path`), a file of IR text
+    (`*.tkir`), or `package.module:attribute`, where the attribute is a Module or a function without
+    arguments that returns one (that code is yours: it is imported and run). Raises TkccError.
     """
     select_platforms()
     if name in registry.names():
         model = registry.abstract(name, dtype)
         return lower_language_model(model, shape, name=name, recognise=recognise)
+    if is_model_path(name):
+        return lower_path(name, shape, dtype, recognise)
     if name.endswith(".tkir"):
         from tkcc.ir.text import parse_module
 
@@ -81,8 +115,8 @@ def load_module(
         return _python_module(name)
     raise TkccError(
         f"there is no model {name!r}",
-        remedy=f"use {', '.join(registry.names())}, a file of IR text ending in .tkir, "
-        "or package.module:attribute",
+        remedy=f"use {', '.join(registry.names())}, a folder with a config.json, a config.json, "
+        "a file of IR text ending in .tkir, or package.module:attribute",
     )
 
 

@@ -10,12 +10,22 @@ import jax.numpy as jnp
 from jax import lax
 
 from tkcc.ir.factors import WHOLE, Factors
-from tkcc.ir.graph import Node
+from tkcc.ir.graph import Function, Node
 from tkcc.ir.op import REQUIRED, Attributes, Op, register, require
-from tkcc.ir.ops.nn import ACTIVATIONS, require_activation
+from tkcc.ir.ops.nn import ACTIVATIONS
 from tkcc.ir.types import TensorType
 
 SCORINGS = ("softmax", "sigmoid", "softmax_topk")
+CLAMPED_SWIGLU = "clamped_swiglu"
+_CLAMP, _STEEPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit, swiglu_alpha
+
+
+def _gated(kind: str, gate: Any, up: Any) -> Any:
+    """act(gate) * up; `clamped_swiglu` is gpt-oss's unit (see `MoeExperts`)."""
+    if kind != CLAMPED_SWIGLU:
+        return ACTIVATIONS[kind](gate) * up
+    gate, up = jnp.minimum(gate, _CLAMP), jnp.clip(up, -_CLAMP, _CLAMP)
+    return gate * jax.nn.sigmoid(_STEEPNESS * gate) * (up + 1)
 
 
 @register
@@ -106,15 +116,22 @@ class MoeExperts(Op):
     x [n, d], weights [n, k] f32, ids [n, k] i32, w_gate and w_up [e, d, f], w_down [e, f, d] ->
     [n, d] in x's dtype. Every expert is applied to every token and masked, so cost is counted for
     the chosen ones only: backends are expected to group tokens by expert.
+
+    Optional gate_bias and up_bias [e, f] and down_bias [e, d] are added to the three products.
+    Besides the activations, `clamped_swiglu` gates as gpt-oss does: g * sigmoid(1.702 g) * (u + 1)
+    with g = min(gate, 7) and u = up cut to [-7, 7].
     """
 
     name = "moe_experts"
     operands = ("x", "weights", "ids", "w_gate", "w_up", "w_down")
+    optional = ("gate_bias", "up_bias", "down_bias")
     attributes: ClassVar[dict[str, Any]] = {"activation": "silu"}
 
     def check(self, types: Sequence[TensorType], attributes: Attributes) -> None:
-        x, weights, ids, gate, up, down = types
-        require_activation(attributes["activation"])
+        x, weights, ids, gate, up, down = types[:6]
+        known = [*ACTIVATIONS, CLAMPED_SWIGLU]
+        kind = attributes["activation"]
+        require(kind in known, f"unknown activation {kind!r}", f"use one of {known}")
         require(
             x.rank == 2 and weights.rank == 2 and weights.shape == ids.shape,
             f"x is {x}, weights are {weights}, ids are {ids}",
@@ -128,31 +145,49 @@ class MoeExperts(Op):
         fits = x.shape[1] == d and down.shape == (e, f, d)
         require(fits, f"x is {x}, w_gate {gate}, w_down {down}", f"w_down is [{e}, {f}, {d}]")
 
+    def infer(
+        self,
+        types: Sequence[TensorType],
+        keys: tuple[str, ...],
+        attributes: Attributes,
+        regions: tuple[Function, ...],
+    ) -> tuple[TensorType, ...]:
+        e, d, f = types[3].shape
+        for key, bias in zip(keys, types[6:], strict=True):
+            wanted = (e, d) if key == "down_bias" else (e, f)
+            require(bias.shape == wanted, f"{key} is {bias}, not {list(wanted)}", "one per expert")
+        return super().infer(types, keys, attributes, regions)
+
     def reference(self, *operands: Any, **attributes: Any) -> Any:
-        x, weights, ids, w_gate, w_up, w_down = operands
-        act = ACTIVATIONS[attributes["activation"]]
-        experts = w_gate.shape[0]
+        x, weights, ids, *matrices = operands
+        experts = matrices[0].shape[0]
+        biases = [attributes.get(key) for key in self.optional]
         hit = ids[:, :, None] == jnp.arange(experts)
         share = jnp.sum(jnp.where(hit, weights[:, :, None], 0.0), axis=1)  # [n, e]
 
         def one(total: Any, expert: Any) -> Any:
-            gate, up, down, part = expert
-            hidden = act(_matmul(x, gate)) * _matmul(x, up)
-            return total + _matmul(hidden, down).astype(jnp.float32) * part[:, None], None
+            (gate, up, down), (gate_bias, up_bias, down_bias), part = expert
+            sides = _affine(x, gate, gate_bias), _affine(x, up, up_bias)
+            hidden = _gated(attributes["activation"], *sides)
+            out = _affine(hidden, down, down_bias)
+            return total + out.astype(jnp.float32) * part[:, None], None
 
         zero = jnp.zeros(x.shape, jnp.float32)
-        total, _ = lax.scan(one, zero, (w_gate, w_up, w_down, share.T))
+        total, _ = lax.scan(one, zero, (tuple(matrices), biases, share.T))
         return total.astype(x.dtype)
 
     def factors(self, node: Node) -> Factors:
         """Tokens, the hidden width (partial sums) and experts (partial sums) may be split.
 
         A device with the experts from number `first` on reads `ids - first`: ids outside its
-        experts add nothing.
+        experts add nothing. With down_bias, which only one device may add, the width stays whole.
         """
         k, d, o = f"k{WHOLE}", f"d{WHOLE}", f"o{WHOLE}"
-        up = ("e", d, "f")
-        return Factors((("n", d), ("n", k), ("n", k), up, up, ("e", "f", o)), (("n", o),))
+        f = f"f{WHOLE}" if "down_bias" in node.keys else "f"
+        up = ("e", d, f)
+        bias = [("e", o if key == "down_bias" else f) for key in node.keys]
+        routing = (("n", d), ("n", k), ("n", k))
+        return Factors((*routing, up, up, ("e", f, o), *bias), (("n", o),))
 
     def flops(self, node: Node) -> int:
         tokens, chosen = node.operands[1].type.shape
@@ -160,5 +195,7 @@ class MoeExperts(Op):
         return tokens * chosen * 6 * d * f
 
 
-def _matmul(x: Any, w: Any) -> Any:
-    return jnp.matmul(x, w, preferred_element_type=jnp.float32).astype(x.dtype)
+def _affine(x: Any, w: Any, bias: Any) -> Any:
+    """x @ w accumulated in float32, rounded to x's dtype, plus the bias if there is one."""
+    y = jnp.matmul(x, w, preferred_element_type=jnp.float32).astype(x.dtype)
+    return y if bias is None else y + bias.astype(x.dtype)

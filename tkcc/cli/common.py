@@ -34,7 +34,10 @@ def shown(text: str) -> str:
 
 def add_model(parser: argparse.ArgumentParser, batch: int = 1) -> None:
     """The model and the shape of its steps; `batch` is the default batch."""
-    parser.add_argument("model", help="built-in name, file.tkir, or package.module:attribute")
+    parser.add_argument(
+        "model",
+        help="built-in name, model folder, config.json, file.tkir, or package.module:attribute",
+    )
     group = parser.add_argument_group("shape of a language model's steps")
     group.add_argument("--batch", type=int, default=batch, help=f"sequences side by side ({batch})")
     group.add_argument("--context", type=int, default=256, help="tokens the caches hold (256)")

@@ -21,7 +21,8 @@ examples:
   tkcc compare smollm2-135m --targets xla:cpu,xla:tpu-v6e  compare hardware (no TPU needed)
   tkcc rules list                                          what can be rewritten, and how
 
-A model is a built-in name (tkcc models), a file of IR text (*.tkir), or package.module:attribute.
+A model is a built-in name (tkcc models), a folder as transformers saves it or its config.json, a
+file of IR text (*.tkir), or package.module:attribute.
 Exit codes: 0 done; 1 the answer is no (not faster, not right); 2 bad input; 130 interrupted.
 TKCC_DEBUG=1 shows tracebacks; TKCC_CACHE is the folder for downloaded weights.
 """

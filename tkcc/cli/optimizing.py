@@ -109,12 +109,13 @@ def _local_chip(backend: str) -> str:
 
 
 def _load(name: str, options: argparse.Namespace, screen: Console) -> Any:
+    from tkcc.models.loading import is_model_path
     from tkcc.workloads import load_language, model_names
 
-    if name not in model_names():
+    if name not in model_names() and not is_model_path(name):
         raise TkccError(
-            f"{name!r} is no built-in language model",
-            remedy=f"use one of {', '.join(model_names())}",
+            f"{name!r} is no built-in language model and no model's folder",
+            remedy=f"use {', '.join(model_names())}, or a model's folder with weights",
         )
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=screen, transient=True) as bars:

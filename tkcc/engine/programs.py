@@ -75,8 +75,8 @@ def serving_module(model: Any, shape: ServeShape, *, name: str) -> Module:
 
     `decode_B_S`: tokens i32[B], positions i32[B], tables i32[B, S / page_size] -> next_tokens,
     logits. `extend_RxT_S`: tokens i32[R, T], starts i32[R], counts i32[R], tables -> the same, of
-    each row's last valid token. The model has `decode` and `extend` (as
-    `tkcc.models.llama.Llama`). Raises IRError if its caches cannot be paged.
+    each row's last valid token. The model is a `tkcc.models.causal.CausalModel`. Raises
+    IRError if its caches cannot be paged.
     """
     modules = [
         _decode(model, shape, batch, reach, name) for batch in shape.decode for reach in shape.reach
@@ -92,7 +92,7 @@ def serving_module(model: Any, shape: ServeShape, *, name: str) -> Module:
 
 def _decode(model: Any, shape: ServeShape, batch: int, reach: int, name: str) -> Module:
     row = _integers(batch)
-    caches = _caches(model, batch, reach)
+    caches = model.cache_types(batch, reach)
     call = Call(model.decode, (row, row, *caches), (), STATE, OUTPUTS)
     return _paged(shape, shape.decode_name(batch, reach), call, name)
 
@@ -100,7 +100,7 @@ def _decode(model: Any, shape: ServeShape, batch: int, reach: int, name: str) ->
 def _extend(model: Any, shape: ServeShape, pair: tuple[int, int], reach: int, name: str) -> Module:
     rows, tokens = pair
     given = (_integers(rows, tokens), _integers(rows), _integers(rows))
-    call = Call(model.extend, (*given, *_caches(model, rows, reach)), (), STATE, OUTPUTS)
+    call = Call(model.extend, (*given, *model.cache_types(rows, reach)), (), STATE, OUTPUTS)
     return _paged(shape, shape.extend_name(rows, tokens, reach), call, name)
 
 
@@ -112,16 +112,8 @@ def _paged(shape: ServeShape, function: str, call: Call, name: str) -> Module:
             f"{name}: no loop over layers passes the caches {', '.join(STATE)} on",
             remedy="write the model with stacked caches in one scan over its layers",
         )
-    return page_caches(module, PageShape(shape.pages, shape.page_size), STATE)
+    return page_caches(module, PageShape(shape.pages, shape.page_size))
 
 
 def _integers(*dims: int) -> Any:
     return jax.ShapeDtypeStruct(dims, jnp.int32)  # type: ignore[no-untyped-call]
-
-
-def _caches(model: Any, batch: int, reach: int) -> tuple[Any, Any]:
-    config = model.config
-    dims = (config.num_layers, batch, reach, config.num_kv_heads, config.head_dim)
-    dtype = model.embedding.get_value().dtype
-    cache = jax.ShapeDtypeStruct(dims, dtype)  # type: ignore[no-untyped-call]
-    return cache, cache

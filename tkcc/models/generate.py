@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from tkcc.models.causal import Cache, CausalModel, Step
 from tkcc.models.errors import ModelError
-from tkcc.models.llama import Llama, Step
 
 
 def greedy(
-    model: Llama, prompts: Sequence[Sequence[int]], new_tokens: int, *, cache_length: int = 0
+    model: CausalModel, prompts: Sequence[Sequence[int]], new_tokens: int, *, cache_length: int = 0
 ) -> list[list[int]]:
     """The next `new_tokens` ids after each prompt, as one batch; end-of-text does not stop it.
 
@@ -60,13 +60,13 @@ def pad_prompts(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.n
 
 @nnx.jit(donate_argnums=(3, 4))
 def _prefill(
-    model: Llama, tokens: jax.Array, lengths: jax.Array, k_cache: jax.Array, v_cache: jax.Array
+    model: CausalModel, tokens: jax.Array, lengths: jax.Array, k_cache: Cache, v_cache: Cache
 ) -> Step:
     return model.prefill(tokens, lengths, k_cache, v_cache)
 
 
 @nnx.jit(donate_argnums=(3, 4))
 def _decode(
-    model: Llama, tokens: jax.Array, positions: jax.Array, k_cache: jax.Array, v_cache: jax.Array
+    model: CausalModel, tokens: jax.Array, positions: jax.Array, k_cache: Cache, v_cache: Cache
 ) -> Step:
     return model.decode(tokens, positions, k_cache, v_cache)

@@ -11,26 +11,21 @@ D head size, M hidden size.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from tkcc.ir import functional as F
+from tkcc.models.causal import CausalModel, Step
 from tkcc.models.llama_config import LlamaConfig
 from tkcc.models.llama_weights import layer_shapes
+from tkcc.models.stacks import find_runs
+
+__all__ = ["Llama", "LlamaLayer", "Step", "abstract_llama", "llama_from_parameters"]
 
 _INITIAL_DEVIATION = 0.02  # of random weights; only untrained models use it
-
-
-class Step(NamedTuple):
-    """What `prefill` and `decode` return."""
-
-    next_tokens: jax.Array  # i32[B], greedy
-    logits: jax.Array  # f32[B, V] of the last valid token
-    k_cache: jax.Array  # [L, B, S, KH, D]
-    v_cache: jax.Array  # [L, B, S, KH, D]
 
 
 class LlamaLayer(nnx.Module):
@@ -83,7 +78,7 @@ class LlamaLayer(nnx.Module):
         return out
 
 
-class Llama(nnx.Module):
+class Llama(CausalModel):
     """A Llama language model with greedy `prefill` and `decode` steps over explicit caches.
 
     Example:
@@ -103,102 +98,14 @@ class Llama(nnx.Module):
 
         vocabulary, hidden = config.vocab_size, config.hidden_size
         self.config = config
+        self.runs = find_runs(("layer",) * config.num_layers)
+        dims = (config.num_kv_heads, config.head_dim)
+        self.cache_dims = ((dims, dims),)
         self.embedding = nnx.Param(_random(rngs, (vocabulary, hidden), dtype))
         self.layers = stacked_layers(rngs)
         self.final_norm = nnx.Param(jnp.ones(hidden, dtype))
         if not config.tie_word_embeddings:
             self.head = nnx.Param(_random(rngs, (hidden, vocabulary), dtype))
-
-    def prefill(
-        self, tokens: jax.Array, lengths: jax.Array, k_cache: jax.Array, v_cache: jax.Array
-    ) -> Step:
-        """Read whole prompts, padded on the right, into empty caches.
-
-        Args:
-            tokens: i32[B, T], T <= S. Padding may hold any valid token: what it writes into the
-                cache lies past the prompt, and decoding overwrites it before it can be seen.
-            lengths: i32[B], the valid tokens of each row, 1 <= length <= T.
-            k_cache, v_cache: [L, B, S, KH, D] in the dtype of the parameters.
-
-        Raises:
-            ValueError: T > S.
-        """
-        batch, length = tokens.shape
-        if length > k_cache.shape[2]:
-            raise ValueError(f"{length} tokens do not fit into a cache of {k_cache.shape[2]}")
-        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
-        x, k_cache, v_cache = self._layers(tokens, positions, k_cache, v_cache)
-        last = x[jnp.arange(batch), lengths - 1]
-        return self._predict(last, k_cache, v_cache)
-
-    def extend(
-        self,
-        tokens: jax.Array,
-        starts: jax.Array,
-        counts: jax.Array,
-        k_cache: jax.Array,
-        v_cache: jax.Array,
-    ) -> Step:
-        """Read a further piece of each row's prompt; the caches hold what came before.
-
-        Args:
-            tokens: i32[B, T], padded on the right as in `prefill`.
-            starts: i32[B], the position of each row's first token: the tokens before it. In plain
-                caches start + T <= S; paged ones (`tkcc.ir.passes.paging`) take any.
-            counts: i32[B], the valid tokens of each row, 0 <= count <= T; the logits of a row
-                without any mean nothing.
-            k_cache, v_cache: [L, B, S, KH, D], as the previous step returned them.
-        """
-        batch, length = tokens.shape
-        positions = starts[:, None] + jnp.arange(length, dtype=jnp.int32)
-        x, k_cache, v_cache = self._layers(tokens, positions, k_cache, v_cache)
-        last = x[jnp.arange(batch), jnp.maximum(counts, 1) - 1]
-        return self._predict(last, k_cache, v_cache)
-
-    def decode(
-        self, tokens: jax.Array, positions: jax.Array, k_cache: jax.Array, v_cache: jax.Array
-    ) -> Step:
-        """One more token for each row.
-
-        Args:
-            tokens: i32[B], the newest token of each row.
-            positions: i32[B], its position: the number of tokens before it, < S.
-            k_cache, v_cache: [L, B, S, KH, D], as the previous step returned them.
-        """
-        x, k_cache, v_cache = self._layers(tokens[:, None], positions[:, None], k_cache, v_cache)
-        return self._predict(x[:, 0], k_cache, v_cache)
-
-    def empty_caches(self, batch: int, length: int) -> tuple[jax.Array, jax.Array]:
-        """Zeroed key and value caches [L, B, S, KH, D] for S = `length` tokens."""
-        config = self.config
-        shape = (config.num_layers, batch, length, config.num_kv_heads, config.head_dim)
-        dtype = self.embedding[...].dtype
-        return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
-
-    def _layers(
-        self, tokens: jax.Array, positions: jax.Array, k_cache: jax.Array, v_cache: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        graph, stacked = nnx.split(self.layers)
-
-        def one_layer(
-            x: jax.Array, inputs: tuple[Any, jax.Array, jax.Array]
-        ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            parameters, k, v = inputs
-            x, k, v = nnx.merge(graph, parameters)(x, positions, k, v)
-            return x, (k, v)
-
-        x = F.embedding(self.embedding[...], tokens)
-        x, (k_cache, v_cache) = jax.lax.scan(one_layer, x, (stacked, k_cache, v_cache))
-        return x, k_cache, v_cache
-
-    def _predict(self, x: jax.Array, k_cache: jax.Array, v_cache: jax.Array) -> Step:
-        x = F.rms_norm(x, self.final_norm[...], eps=self.config.rms_norm_eps)
-        if self.config.tie_word_embeddings:
-            logits = F.linear(x, self.embedding[...], transposed=True)
-        else:
-            logits = F.linear(x, self.head[...])
-        logits = logits.astype(jnp.float32)
-        return Step(F.sample(logits, method="greedy"), logits, k_cache, v_cache)
 
 
 def _random(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:

@@ -61,10 +61,11 @@ class LlamaConfig:
         frequencies = np.float32(1.0) / np.float32(self.rope_theta) ** exponent
         if self.rope_scaling is None:
             return frequencies
-        return _llama3_frequencies(frequencies, self.rope_scaling)
+        return llama3_frequencies(frequencies, self.rope_scaling)
 
 
-def _llama3_frequencies(frequencies: np.ndarray, scaling: Llama3RopeScaling) -> np.ndarray:
+def llama3_frequencies(frequencies: np.ndarray, scaling: Llama3RopeScaling) -> np.ndarray:
+    """Plain rotary frequencies, f32[n], stretched (see `LlamaConfig.inverse_frequencies`)."""
     turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 1 keeps, 0 stretches

@@ -183,13 +183,27 @@ def moe_experts(
     w_down: Array,
     /,
     kind: str = "silu",
+    gate_bias: Array | None = None,
+    up_bias: Array | None = None,
+    down_bias: Array | None = None,
 ) -> Array:
     x, out = wide(x), np.zeros(x.shape)
+
+    def affine(row: Array, matrices: Array, bias: Array | None, expert: int) -> Array:
+        return row @ wide(matrices[expert]) + (0 if bias is None else wide(bias[expert]))
+
     for n, slot in np.ndindex(*ids.shape):
         e = int(ids[n, slot])
-        hidden = activation(kind, x[n] @ wide(w_gate[e])) * (x[n] @ wide(w_up[e]))
-        out[n] += float(weights[n, slot]) * (hidden @ wide(w_down[e]))
+        hidden = gated(kind, affine(x[n], w_gate, gate_bias, e), affine(x[n], w_up, up_bias, e))
+        out[n] += float(weights[n, slot]) * affine(hidden, w_down, down_bias, e)
     return out
+
+
+def gated(kind: str, gate: Array, up: Array) -> Array:
+    if kind != "clamped_swiglu":
+        return activation(kind, gate) * up
+    gate, up = np.where(gate > 7, 7, gate), np.where(abs(up) > 7, 7 * np.sign(up), up)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
 def update_cache(cache: Array, new: Array, start: Array, layout: str = "bshd") -> Array:

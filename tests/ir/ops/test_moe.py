@@ -10,6 +10,7 @@ import pytest
 from tests.ir.ops import references
 from tests.ir.ops.run import DTYPES, normal, run
 from tests.tolerances import assert_close
+from tkcc.ir.errors import IRError
 
 BIAS = normal((8,), seed=3)
 ROUTES: list[dict[str, Any]] = [
@@ -62,6 +63,28 @@ def test_moe_experts(dtype: str, kind: str) -> None:
     gate, up, down = (w.astype(x.dtype) for w in experts(dtype))
     got = run("moe_experts", x, weights.astype(np.float32), ids, gate, up, down, activation=kind)
     assert_close(got, references.moe_experts(x, weights, ids, gate, up, down, kind=kind), dtype)
+
+
+@pytest.mark.parametrize("given", [("gate_bias", "up_bias", "down_bias"), ("up_bias",), ()])
+def test_moe_experts_with_biases_and_the_clamped_unit(given: tuple[str, ...]) -> None:
+    x = normal((6, 16)) * 8  # so that gates and ups pass the limit of 7
+    weights, ids = references.moe_route(normal((6, 4), seed=2), 2)
+    matrices = [w.astype(np.float32) for w in experts("f32")]
+    shapes = {"gate_bias": (4, 8), "up_bias": (4, 8), "down_bias": (4, 16)}
+    biases = {key: normal(shapes[key], seed=8 + i) for i, key in enumerate(given)}
+    assert (np.einsum("nd,edf->nef", x, matrices[0]) > 7).any()
+    operands = (x, weights.astype(np.float32), ids, *matrices)
+    got = run("moe_experts", *operands, optional=biases, activation="clamped_swiglu")
+    want = references.moe_experts(x, weights, ids, *matrices, kind="clamped_swiglu", **biases)
+    assert_close(got, want, "f32")
+
+
+def test_a_bias_of_another_shape_is_refused_by_name() -> None:
+    x = normal((6, 16))
+    weights, ids = references.moe_route(normal((6, 4), seed=2), 2)
+    operands = (x, weights.astype(np.float32), ids, *experts("f32"))
+    with pytest.raises(IRError, match=r"down_bias is f32\[4,8\], not \[4, 16\]"):
+        run("moe_experts", *operands, optional={"down_bias": normal((4, 8))})
 
 
 def test_an_expert_chosen_twice_counts_twice_and_ids_outside_add_nothing() -> None:
