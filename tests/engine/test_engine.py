@@ -176,3 +176,21 @@ def test_a_failed_step_ends_what_was_in_flight_and_the_engine_goes_on(
     found = heard(drain(engine))
     assert found["b"][0] == alone((1, 2, 3))
     assert engine.scheduler.pool.held == 0
+
+
+@pytest.mark.long
+def test_a_thousand_swaps_under_load_change_and_lose_nothing(engine: Engine) -> None:
+    others = [program("merge_qkv"), program()]
+    asked, events, swaps, number = prompts(8, seed=5), [], 0, 0
+    while swaps < 1000:
+        while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 6:
+            prompt = asked[number % len(asked)]
+            engine.submit(Request(str(number), prompt, Sampling(max_tokens=TOKENS)))
+            number += 1
+        engine.swap(others[swaps % 2])
+        swaps += 1
+        events += engine.step()
+    found = heard([*events, *drain(engine)])
+    assert len(found) == number
+    assert all(found[str(n)] == (alone(asked[n % 8]), ["length"]) for n in range(number))
+    assert engine.scheduler.pool.held == 0
