@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ir.ops import references
@@ -30,6 +30,7 @@ def _tables(seed: int) -> Any:
     return pages[: BATCH * COLUMNS].reshape(BATCH, COLUMNS).astype(np.int32)
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 1000), st.integers(1, 5), st.integers(0, LAYERS - 1))
 def test_pages_hold_what_a_dense_cache_would(seed: int, count: int, layer: int) -> None:
     draw = np.random.default_rng(seed)
