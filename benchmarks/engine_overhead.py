@@ -15,7 +15,7 @@ import common
 
 from tkcc.backends.base import Program, Target, get_backend
 from tkcc.backends.xla.platform import select_platforms
-from tkcc.engine.engine import Engine, limits_of
+from tkcc.engine.engine import Engine
 from tkcc.engine.programs import ServeShape, serving_module
 from tkcc.engine.requests import Request, Sampling
 from tkcc.ir.graph import Module
@@ -84,7 +84,7 @@ def main() -> None:
 
     def engine() -> Engine:
         runtime.reset_state()
-        return Engine(runtime, SHAPE, limits_of(SHAPE, vocabulary=loaded.config.vocab_size))
+        return Engine(runtime, SHAPE, vocabulary=loaded.config.vocab_size)
 
     served(engine(), asked, [])  # warm-up
     measured = engine()

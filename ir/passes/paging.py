@@ -43,19 +43,18 @@ class PageShape:
             )
 
 
-def page_caches(module: Module, shape: PageShape, names: tuple[str, ...] = ()) -> Module:
-    """The module with the states `names` (all, if empty) kept in pages.
+def page_caches(module: Module, shape: PageShape) -> Module:
+    """The module with all its state kept in pages.
 
-    Raises IRError if such a state is no stacked cache, if its positions are no multiple of the
-    page size, or if a function uses it in another way than by the two ops above.
+    Raises IRError if a state is no stacked cache, if its positions are no multiple of the page
+    size, or if a function uses it in another way than by the two ops above.
     """
-    wanted = names or tuple(module.state)
-    functions = {key: _function(f, shape, wanted) for key, f in module.functions.items()}
+    functions = {key: _function(f, shape) for key, f in module.functions.items()}
     return module.replace(functions=functions)
 
 
-def _function(function: Function, shape: PageShape, names: tuple[str, ...]) -> Function:
-    caches = [v for v in function.inputs_of(STATE) if v.name in names]
+def _function(function: Function, shape: PageShape) -> Function:
+    caches = function.inputs_of(STATE)
     if not caches:
         return function
     columns = {_columns(value, shape) for value in caches}

@@ -13,7 +13,7 @@ from flax import nnx
 from tests.engine.toy import heard
 from tests.tiny import CONFIG
 from tkcc.backends.base import Program, Target, get_backend
-from tkcc.engine.engine import Engine, limits_of
+from tkcc.engine.engine import Engine
 from tkcc.engine.programs import ServeShape, serving_module
 from tkcc.engine.requests import Event, Request, Sampling
 from tkcc.ir.errors import BackendError
@@ -60,7 +60,7 @@ def runtime() -> Iterator[Any]:
 def engine(runtime: Any) -> Engine:
     runtime.swap(program())
     runtime.reset_state()
-    return Engine(runtime, SHAPE, limits_of(SHAPE, vocabulary=CONFIG.vocab_size))
+    return Engine(runtime, SHAPE, vocabulary=CONFIG.vocab_size)
 
 
 def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:

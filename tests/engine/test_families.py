@@ -8,7 +8,7 @@ import pytest
 from tests.engine.toy import heard
 from tests.models.tiny_families import VOCABULARY, save
 from tkcc.backends.base import Target, get_backend
-from tkcc.engine.engine import Engine, limits_of
+from tkcc.engine.engine import Engine
 from tkcc.engine.programs import ServeShape, serving_module
 from tkcc.engine.requests import Request, Sampling
 from tkcc.ir.passes.hoist import hoist
@@ -33,7 +33,7 @@ def test_a_family_is_served_with_its_own_answers(case, tmp_path):
     prompts = [tuple(draw.integers(0, VOCABULARY, size).tolist()) for size in (11, 3, 9)]
     try:
         runtime.swap(backend.compile(hoist(module), target))
-        engine = Engine(runtime, SHAPE, limits_of(SHAPE, vocabulary=VOCABULARY))
+        engine = Engine(runtime, SHAPE, vocabulary=VOCABULARY)
         for number, prompt in enumerate(prompts):
             engine.submit(Request(str(number), prompt, Sampling(max_tokens=TOKENS)))
         events = []

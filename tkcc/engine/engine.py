@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -33,40 +33,40 @@ class Clock:
     tokens_read: int = 0
     tokens_drawn: int = 0
 
-    @property
-    def overhead(self) -> float:
-        """The share of time outside the compiled step."""
-        return (self.total - self.device) / self.total if self.total else 0.0
-
-
-def limits_of(
-    shape: ServeShape, *, vocabulary: int, end_tokens: Sequence[int] = (), max_waiting: int = 1024
-) -> Limits:
-    return Limits(
-        context=shape.context,
-        page_size=shape.page_size,
-        pages=shape.pages,
-        decode=shape.decode,
-        extend=shape.extend,
-        reach=shape.reach,
-        vocabulary=vocabulary,
-        end_tokens=frozenset(end_tokens),
-        max_waiting=max_waiting,
-    )
-
 
 class Engine:
     """Owns the runtime, whose slot must hold a program of `serving_module` with the same shape.
 
-    One thread calls `submit`, `cancel`, `step` and `swap`. Example:
+    Tokens are 0 to `vocabulary` - 1; `end_tokens` are the model's own; more than `max_waiting`
+    waiting requests are refused. One thread calls `submit`, `cancel`, `step` and `swap`. Example:
         engine.submit(Request("a", (1, 2, 3)))
         while not engine.idle:
             for event in engine.step(): ...
     """
 
-    def __init__(self, runtime: Runtime, shape: ServeShape, limits: Limits) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        shape: ServeShape,
+        *,
+        vocabulary: int,
+        end_tokens: Iterable[int] = (),
+        max_waiting: int = 1024,
+    ) -> None:
         self.runtime, self.shape = runtime, shape
-        self.scheduler = Scheduler(limits)
+        self.scheduler = Scheduler(
+            Limits(
+                context=shape.context,
+                page_size=shape.page_size,
+                pages=shape.pages,
+                decode=shape.decode,
+                extend=shape.extend,
+                reach=shape.reach,
+                vocabulary=vocabulary,
+                end_tokens=frozenset(end_tokens),
+                max_waiting=max_waiting,
+            )
+        )
         self.clock = Clock()
         self._salts: dict[str, int] = {}
 
@@ -86,8 +86,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Compute one step, if there is work, and tell what came of it.
 
-        A step that the device fails ends the requests in it, with the reason. Their pages, and
-        those of others, may be gone with it: all requests in flight end.
+        After a step that fails (the device, or logits that no token can be drawn from) no page can
+        be trusted: every request that holds pages ends, with the reason. Those that wait go on.
         """
         began = time.perf_counter()
         plan = self.scheduler.next()
@@ -113,11 +113,8 @@ class Engine:
         return report
 
     def _lose(self, error: BackendError) -> list[Event]:
-        scheduler = self.scheduler
-        rows = [*scheduler.running, *scheduler.waiting]
-        started = [row for row in rows if row.pages]
-        events = scheduler.fail(started, error.what)
-        scheduler.lose_pages()
+        events = self.scheduler.fail(tuple(self.scheduler.running), error.what)
+        self.scheduler.lose_pages()
         self.runtime.reset_state()
         return self._ended(events)
 

@@ -123,14 +123,10 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def forget_idle(self) -> None:
-        """Forget every page that nobody holds: its contents are no longer what they were."""
-        while self._idle:
-            self._free.append(self._evict())
-
     def forget(self) -> None:
         """No page is found again. Who holds one keeps it."""
-        self.forget_idle()
+        while self._idle:
+            self._free.append(self._evict())
         self._page_of.clear()
         self._hash_of.clear()
 

@@ -52,7 +52,10 @@ class Step(NamedTuple):
 class Layer(nnx.Module):
     """Stacked decoder layers of one kind; a scan calls one at a time.
 
-    A family defines `weights`, `cache_dims` and `__call__`; `self["name"]` is a parameter.
+    Each is a pre-norm block: attention, then a feed-forward part, each on the normalised stream and
+    added to it. A family defines `weights` (`attention_norm` and `mlp_norm` among them),
+    `attention` and `mlp`, and `cache_dims` unless its caches are those of grouped-query attention;
+    `self["name"]` is a parameter.
     """
 
     @classmethod
@@ -63,7 +66,8 @@ class Layer(nnx.Module):
     @classmethod
     def cache_dims(cls, config: Any, kind: str) -> CacheDims:
         """(heads, channels) of the keys and of the values of one layer."""
-        raise NotImplementedError(f"{cls.__name__} has no cache_dims")
+        dims = (config.num_kv_heads, config.head_dim)
+        return dims, dims
 
     def __init__(
         self, config: Any, stack: Stack, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
@@ -80,7 +84,21 @@ class Layer(nnx.Module):
         self, x: jax.Array, positions: jax.Array, k_cache: Any, v_cache: Any
     ) -> tuple[jax.Array, Any, Any]:
         """x [B, T, M], positions i32[B, T], caches [B, S, heads, channels] -> x and caches."""
-        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+        h = F.rms_norm(x, self["attention_norm"], eps=self.config.rms_norm_eps)
+        attended, k_cache, v_cache = self.attention(h, positions, k_cache, v_cache)
+        x = x + attended
+        h = F.rms_norm(x, self["mlp_norm"], eps=self.config.rms_norm_eps)
+        return x + self.mlp(h), k_cache, v_cache
+
+    def attention(
+        self, h: jax.Array, positions: jax.Array, k_cache: Any, v_cache: Any
+    ) -> tuple[jax.Array, Any, Any]:
+        """What attention adds to the stream, and the caches with the new tokens in them."""
+        raise NotImplementedError(f"{type(self).__name__} has no attention")
+
+    def mlp(self, h: jax.Array) -> jax.Array:
+        """What the feed-forward part adds to the stream."""
+        raise NotImplementedError(f"{type(self).__name__} has no mlp")
 
 
 class CausalModel(nnx.Module):

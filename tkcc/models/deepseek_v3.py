@@ -160,29 +160,21 @@ class DeepseekV3Layer(Layer):
     def cache_dims(cls, config: Any, kind: str) -> CacheDims:
         return (1, config.cached_channels), None
 
-    def __call__(
-        self, x: jax.Array, positions: jax.Array, k_cache: Any, v_cache: Any
+    def attention(
+        self, h: jax.Array, positions: jax.Array, k_cache: Any, v_cache: Any
     ) -> tuple[jax.Array, Any, Any]:
-        h = F.rms_norm(x, self["attention_norm"], eps=self.config.rms_norm_eps)
-        attended, k_cache = self._attention(h, positions, k_cache)
-        x = x + attended
-        h = F.rms_norm(x, self["mlp_norm"], eps=self.config.rms_norm_eps)
-        return x + self._mlp(h), k_cache, v_cache
-
-    def _attention(
-        self, h: jax.Array, positions: jax.Array, cache: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
         config = self.config
         plain, turned = jnp.split(self._queries(h), [config.qk_nope_head_dim], axis=-1)
         in_latent = _per_head("bthn,hnr->bthr", plain, self["key_up"])
         q = jnp.concatenate([in_latent, self._turn(turned, positions)], axis=-1)
-        cache = F.update_cache(cache, self._latent(h, positions), positions[:, 0])
+        k_cache = F.update_cache(k_cache, self._latent(h, positions), positions[:, 0])
         # The values are the latent channels of the keys. Reading the whole cache twice and
         # dropping the rest of the result spares a copy of the cache in every layer and step.
         options = {"positions": positions, "scale": config.attention_scale}
-        attended = F.attention(q, cache, cache, **options)[..., : config.kv_lora_rank]
+        attended = F.attention(q, k_cache, k_cache, **options)[..., : config.kv_lora_rank]
         values = _per_head("bthr,hrv->bthv", attended, self["value_up"])
-        return F.linear(values.reshape(*values.shape[:2], -1), self["output"]), cache
+        joined = values.reshape(*values.shape[:2], -1)
+        return F.linear(joined, self["output"]), k_cache, v_cache
 
     def _queries(self, h: jax.Array) -> jax.Array:
         """[B, T, H, qk_nope_head_dim + qk_rope_head_dim]."""
@@ -203,7 +195,7 @@ class DeepseekV3Layer(Layer):
         turned: jax.Array = F.rope(x, positions, frequencies(rope), interleaved, rope.scale)
         return turned
 
-    def _mlp(self, h: jax.Array) -> jax.Array:
+    def mlp(self, h: jax.Array) -> jax.Array:
         always = gated_mlp(h, self["gate"], self["up"], self["down"])
         return always if self.kind == DENSE else self._routed(h) + always
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,17 +25,18 @@ from tkcc.models.weights import Read, Weight, read_tensor
 _EMBEDDING, _FINAL_NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
-class Family:
+class Family(abc.ABC):
     """How models of one `model_type` are read and built."""
 
+    @abc.abstractmethod
     def config(self, values: Mapping[str, Any]) -> Any:
         """The config in the fields of a `config.json`. Raises ModelError."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def abstract(self, config: Any, dtype: jax.typing.DTypeLike) -> CausalModel:
         """The model with `jax.ShapeDtypeStruct` parameters."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def load(
         self, config: Any, present: set[str], read: Read, dtype: jax.typing.DTypeLike
     ) -> CausalModel:
@@ -42,7 +44,6 @@ class Family:
 
         Raises ModelError for a tensor that is missing, unexpected or of another shape, by name.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

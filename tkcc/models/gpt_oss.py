@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from tkcc.ir import functional as F
-from tkcc.models.causal import CacheDims, Layer
+from tkcc.models.causal import Layer
 from tkcc.models.fields import Fields
 from tkcc.models.parts import attention_weights, cached_attention, frequencies, heads, routed_mlp
 from tkcc.models.rope import Rope, read_rope
@@ -101,21 +101,7 @@ class GptOssLayer(Layer):
             **_expert_weights(experts, hidden, config.intermediate_size),
         }
 
-    @classmethod
-    def cache_dims(cls, config: Any, kind: str) -> CacheDims:
-        dims = (config.num_kv_heads, config.head_dim)
-        return dims, dims
-
-    def __call__(
-        self, x: jax.Array, positions: jax.Array, k_cache: Any, v_cache: Any
-    ) -> tuple[jax.Array, Any, Any]:
-        h = F.rms_norm(x, self["attention_norm"], eps=self.config.rms_norm_eps)
-        attended, k_cache, v_cache = self._attention(h, positions, k_cache, v_cache)
-        x = x + attended
-        h = F.rms_norm(x, self["mlp_norm"], eps=self.config.rms_norm_eps)
-        return x + self._mlp(h), k_cache, v_cache
-
-    def _attention(
+    def attention(
         self, h: jax.Array, positions: jax.Array, k_cache: Any, v_cache: Any
     ) -> tuple[jax.Array, Any, Any]:
         rope = self.config.rope
@@ -134,7 +120,7 @@ class GptOssLayer(Layer):
     def _projected(self, h: jax.Array, name: str) -> jax.Array:
         return heads(F.linear(h, self[name], self[f"{name}_bias"]), self.config.head_dim)
 
-    def _mlp(self, h: jax.Array) -> jax.Array:
+    def mlp(self, h: jax.Array) -> jax.Array:
         sides = ("gate", "up", "down")
         given: dict[str, Any] = {f"w_{side}": self[f"expert_{side}"] for side in sides}
         given |= {f"{side}_bias": self[f"expert_{side}_bias"] for side in sides}

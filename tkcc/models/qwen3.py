@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from tkcc.ir import functional as F
-from tkcc.models.causal import CacheDims, Layer
+from tkcc.models.causal import Layer
 from tkcc.models.fields import Fields
 from tkcc.models.parts import (
     attention_weights,
@@ -89,21 +89,7 @@ class Qwen3Layer(Layer):
             **mlp_weights(config.hidden_size, config.intermediate_size),
         }
 
-    @classmethod
-    def cache_dims(cls, config: Any, kind: str) -> CacheDims:
-        dims = (config.num_kv_heads, config.head_dim)
-        return dims, dims
-
-    def __call__(
-        self, x: jax.Array, positions: jax.Array, k_cache: Any, v_cache: Any
-    ) -> tuple[jax.Array, Any, Any]:
-        h = F.rms_norm(x, self["attention_norm"], eps=self.config.rms_norm_eps)
-        attended, k_cache, v_cache = self._attention(h, positions, k_cache, v_cache)
-        x = x + attended
-        h = F.rms_norm(x, self["mlp_norm"], eps=self.config.rms_norm_eps)
-        return x + self._mlp(h), k_cache, v_cache
-
-    def _attention(
+    def attention(
         self, h: jax.Array, positions: jax.Array, k_cache: Any, v_cache: Any
     ) -> tuple[jax.Array, Any, Any]:
         q = self._turned(h, "query", positions)
@@ -123,5 +109,5 @@ class Qwen3Layer(Layer):
         turned: jax.Array = F.rope(normed, positions, frequencies(rope), scale=rope.scale)
         return turned
 
-    def _mlp(self, h: jax.Array) -> jax.Array:
+    def mlp(self, h: jax.Array) -> jax.Array:
         return gated_mlp(h, self["gate"], self["up"], self["down"])

@@ -68,9 +68,9 @@ class Qwen3MoeLayer(Qwen3Layer):
             **expert_weights(experts, hidden, config.moe_intermediate_size),
         }
 
-    def _mlp(self, h: jax.Array) -> jax.Array:
+    def mlp(self, h: jax.Array) -> jax.Array:
         if self.kind == DENSE:
-            return super()._mlp(h)
+            return super().mlp(h)
         matrices: dict[str, Any] = {
             f"w_{name}": self[f"expert_{name}"] for name in ("gate", "up", "down")
         }

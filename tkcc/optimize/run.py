@@ -73,8 +73,9 @@ class Optimizer:
         self.exact = oracle(self.session, self.workload.dtype)
         try:
             self.observer.phase("reading prompts with the un-rewritten program")
+            began = self.clock()
             self.known = self._references(self.prompts[: self.plan.check_prompts])
-            self.reading_seconds = (self.clock() - self.began) / self.plan.check_prompts
+            self.reading_seconds = (self.clock() - began) / self.plan.check_prompts
             self.observer.phase("measuring the noise: the program against itself")
             self._measure_noise()
             self._search()
